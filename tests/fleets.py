@@ -47,18 +47,10 @@ def host_run(
     different."""
     base = healthy(folder)
     dice = random.Random(host)
-    gpus = tuple(
-        Gpu(
-            gpu.index,
-            {
-                "gsp_firmware": "580.159.04",
-                **gpu.facts,
-                "uuid": f"GPU-{host}-{gpu.index}",
-                "serial": f"{dice.randrange(10**12):012}",
-            },
-        )
-        for gpu in base.topology.gpus
-    )
+    gpus = ()
+    for gpu in base.topology.gpus:
+        own = {"uuid": f"GPU-{host}-{gpu.index}", "serial": f"{dice.randrange(10**12):012}"}
+        gpus += (Gpu(gpu.index, {"gsp_firmware": "580.159.04", **gpu.facts, **own}),)
     topology = replace(base.topology, gpus=gpus)
     node = NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus))
     header = {"host": host, "nodes": (node,), **({"utc": utc} if utc else {}), **(run or {})}

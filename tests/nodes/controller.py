@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.nodes import agent_process, messages, wire
+from pytest_gpufleet.nodes import messages, wire
+from pytest_gpufleet.nodes.agent_process import OwnAgents
+from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.world.engines import processes
 from tests.forked import is_nursery
 
@@ -17,17 +19,16 @@ PATIENCE = 300.0  # seconds: far more than anything here takes
 
 
 class Controller:
-    """`heard`: what has come and nobody has asked for yet. `process`: the agent. `lifeline`: the agent ends with it."""
+    """`heard`: what has come and nobody has asked for yet. `process`: the agent. `dialled`: its first message."""
 
-    def __init__(self, settings, environment=None, lifeline=True):
-        secret = os.urandom(wire.KEY_BYTES)
-        self.listener = wire.Listener(secret, "", "127.0.0.1", 0)
-        reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{self.listener.port}", lifeline=lifeline)
-        self.process = agent_process.start(reached, secret, environment)
-        self.heard = deque()
-        self._lines = {}
+    def __init__(self, settings):
+        settings, secret = msgspec.structs.replace(settings, index=0), os.urandom(wire.KEY_BYTES)
+        starter = OwnAgents("local", "loopback", secret, [settings])
+        self.transport = Transport(starter, seconds=PATIENCE)
+        self.transport.start()
+        self.process, self.dialled = starter._processes[0], self.transport.dialled[0]
+        self.heard, self._gone = deque(), False
         self._numbers = itertools.count()
-        self.dialled = self.hear(messages.DialIn)
 
     @property
     def pid(self):
@@ -37,8 +38,8 @@ class Controller:
         self.send(codec.packed(message))
 
     def send(self, message):
-        for line in self._lines.values():
-            line.send(message)
+        self.transport.send(0, message)
+        self.take_in(0.0)
 
     def let_go(self):
         """As if this process had died."""
@@ -57,13 +58,13 @@ class Controller:
         raise AssertionError(f"no {kind.__name__}, but {list(self.heard)}")
 
     def take_in(self, timeout):
-        if self.process.poll() is not None:
+        if self._gone:
             raise EOFError
-        self.listener.wait(timeout)
-        for name, frame, _ in self.listener.receive():
-            line = self._lines.setdefault(name, wire.Line(lambda frame, to=name: self.listener.send(to, frame)))
-            if (message := line.take(frame)) is not None:
-                self.heard.append(codec.unpacked(message, messages.FromAgent | messages.DialIn))
+        for _, message in self.transport.receive(timeout):
+            if isinstance(message, str):
+                self._gone = True
+            else:
+                self.heard.append(codec.unpacked(message, messages.FromAgent))
 
     def listen_until_its_end(self):
         with suppress(EOFError):
@@ -80,15 +81,15 @@ class Controller:
 
 
 @contextmanager
-def controlled(settings, environment=None, lifeline=True):
-    """An agent that has said Hello. Nothing that it has started is left when the block ends."""
-    controller = Controller(settings, environment, lifeline)
+def controlled(settings):
+    """An agent that has dialled in. Nothing that it has started is left when the block ends."""
+    controller = Controller(settings)
     try:
         yield controller
     finally:
         controller.let_go()
         controller.process.wait(PATIENCE)
-        controller.listener.close()
+        controller.transport.close(0.0)
 
 
 def started_by(controller):

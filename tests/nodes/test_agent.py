@@ -33,7 +33,6 @@ from pytest_gpufleet.world.call import Call, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.protocol import Answer, Trace
 from tests import machines
-from tests.conftest import KEPT, ROOT
 from tests.forked import Started
 from tests.nodes.controller import controlled, started_by, wait_until_gone
 from tests.world.fake_engine import specs
@@ -69,15 +68,12 @@ def results(agent):
 
 def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
-    (tmp_path / "test_own.py").write_text("")
-    with controlled(settings(tmp_path, suite=("test_own.py",), name="gf7")) as agent:
-        hello, first = agent.hear(messages.Hello), agent.dialled.suite
-        assert (agent.dialled.name, hello.pid, hello.interface) == ("gf7", agent.pid, "lo")
+    with controlled(settings(tmp_path, name="gf7")) as agent:
+        hello = agent.hear(messages.Hello)
+        assert (agent.dialled.name, agent.dialled.package) == ("gf7", code())
+        assert (hello.pid, hello.interface) == (agent.pid, "lo")
         assert hello.topology.absent == "--rehearse was given"
         assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
-    (tmp_path / "test_own.py").write_text("changed")
-    with controlled(settings(tmp_path, suite=("test_own.py",))) as agent:
-        assert (agent.dialled.suite != first, agent.dialled.package) == (True, code())
 
 
 def where(rank, value):
@@ -88,10 +84,7 @@ def test_its_ranks_work_and_a_large_parcel_comes_and_goes(agent, tmp_path):
     start_ranks(agent)
     value = bytes(20 << 20)
     submit(agent, where, value)
-    assert results(agent) == {
-        2: (0, 1, len(value), str(tmp_path), "2", "lo"),
-        3: (1, 1, len(value), str(tmp_path), "3", "lo"),
-    }
+    assert results(agent) == {rank: (rank - 2, 1, len(value), str(tmp_path), str(rank), "lo") for rank in HERE}
     submit(agent, lambda rank: value)
     assert results(agent) == {2: value, 3: value}
     assert agent.ask(messages.KillRanks(60.0)) == {}
@@ -178,18 +171,19 @@ def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(ag
     assert (ended.verdict, [*ended.reasons]) == (record.verdict, record.reasons) == ("REHEARSAL", record.reasons)
     (folder,) = tmp_path.glob("gpufleet-node-*")
     agent.tell(messages.End("the run is over"))
-    assert agent.hear(messages.Ending).why
+    assert agent.hear(messages.End).why
     agent.process.wait()
     assert folder.exists()  # not all was read
 
 
-def test_its_folder_is_removed_when_all_was_read(tmp_path):
+def test_its_folder_is_removed_when_all_was_read(tmp_path, monkeypatch):
     """And that of an agent that was killed long ago. Options in the environment are for the run of all nodes."""
     left = tmp_path / "gpufleet-node-left"
     left.mkdir()
     (left / rank_files.MARKER).touch()
     os.utime(left, (0, 0))
-    with controlled(settings(tmp_path), {**os.environ, "PYTEST_ADDOPTS": "--nodes=3 --collect-only"}) as agent:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--nodes=3 --collect-only")
+    with controlled(settings(tmp_path)) as agent:
         run_suite(agent, tmp_path, "-k", "test_plain")
         _, ended = outcomes_of(agent)
         assert ended.exit_status == 0, ended.output
@@ -247,7 +241,7 @@ def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
         start_ranks(agent)  # beats are sent while it is waited for
         found = started_by(agent)
         agent.listen_until_its_end()  # the connection is open, and nothing is said
-        assert [message for message in agent.heard if isinstance(message, messages.Ending)]
+        assert [message for message in agent.heard if isinstance(message, messages.End)]
         assert not [pid for pid in found if processes.look(pid)]
         (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
         assert f"nothing was heard of its controller for {ALONE:g} s" in log.read_text()
@@ -269,16 +263,17 @@ def test_garbage_ends_it_with_what_it_was(tmp_path):
     with controlled(settings(tmp_path)) as agent:
         agent.hear(messages.Hello)
         agent.send(b"no message at all")
-        assert "ValidationError" in agent.hear(messages.Ending).why or "DecodeError" in agent.hear(messages.Ending).why
+        assert "ValidationError" in agent.hear(messages.End).why or "DecodeError" in agent.hear(messages.End).why
         assert agent.process.wait() == 0
 
 
-def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp_path):
+def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp_path, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth9")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     try:
-        started = controlled(settings(tmp_path), {**KEPT, "GLOO_SOCKET_IFNAME": "lo,eth9", "PYTHONPATH": str(ROOT)})
-        with started as agent:
+        with controlled(settings(tmp_path)) as agent:
             start_ranks(agent)
             # Its own is the one that is judged.
             assert agent.ask(messages.ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1
@@ -332,27 +327,15 @@ class Broken:
         raise OSError(28, "No space left on device")
 
 
-@pytest.fixture
-def broken(tmp_path):
-    """An agent with such an engine, and what it has sent."""
-    sent = []
-    line = SimpleNamespace(send=lambda packed: sent.append(codec.unpacked(packed, messages.FromAgent)))
-    agent = Agent(settings(tmp_path), SimpleNamespace(line=line), tmp_path)
-    agent._engine, agent._node = Broken(), SimpleNamespace(watch=lambda: None)
-    return agent, sent
-
-
-def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(broken):
-    agent, sent = broken
+def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(tmp_path):
+    agent = Agent(settings(tmp_path), SimpleNamespace(), tmp_path)
+    agent._engine = Broken()
     agent._get_ready()
-    agent._start(pickle.dumps(specs(1, 2)[1:]))
-    assert [died.rank for died in sent] == [1, 2]
-    agent._submit((1, 2), b"large")
-    assert len(sent) == 2
-    sent.clear()
+    assert [died.rank for died in agent._start(pickle.dumps(specs(1, 2)[1:]))] == [1, 2]
+    assert agent._submit((1, 2), b"large") == []
     agent._ranks = frozenset((2, 3, 4))
-    agent._submit((0, 2, 4), b"large")
-    assert [(died.rank, "No space left" in died.reason) for died in sent] == [(2, True), (4, True)]
+    died = agent._submit((0, 2, 4), b"large")
+    assert [(each.rank, "No space left" in each.reason) for each in died] == [(2, True), (4, True)]
 
 
 # ---------------------------------------------------------------- its node, on a machine with GPUs that is not here
@@ -404,7 +387,8 @@ def own(node, monkeypatch):
     own = OwnNode(AgentSettings("."))
     own.open("eth0")
     yield own
-    own.stop_watching()
+    if own._sampler:
+        own._sampler.stop()
 
 
 def health(own):
@@ -414,7 +398,6 @@ def health(own):
 def test_a_machine_with_gpus_arrives_as_it_is_and_a_gpu_that_somebody_has_is_told(node, own):
     hello = codec.unpacked(codec.packed(own.open("eth0")), messages.FromAgent)
     assert (hello.topology, hello.machine.host, hello.present) == (node.topology, node.host(), node.present())
-    assert own.host(("kernel",)) == {"kernel": node.host()["kernel"]}
     node.taken = "GPU 0 is in use by another run"
     assert own.lock() == node.taken
     node.taken = ""
@@ -424,23 +407,22 @@ def test_a_machine_with_gpus_arrives_as_it_is_and_a_gpu_that_somebody_has_is_tol
 
 
 def test_what_got_worse_is_told_once_also_between_two_questions_and_what_was_before_is_not(node, own):
-    assert health(own) == Health()
+    assert (health(own), own.lock(), health(own)) == (Health(), "", Health())
     node.now = {"ecc_uncorrected_volatile": 1}
     faults = health(own).faults
     assert sorted({str(place) for fault in faults for place in fault.subjects}) == ["gpu0", "gpu1", "gpu2", "gpu3"]
     assert health(own) == Health()
-    assert health(own) == Health()
     node.reasons = THERMAL_SLOWDOWN
-    own.watch()
+    node.sampled.clear()
     assert node.sampled.wait(60)
-    own.stop_watching()
+    own._sampler.stop()
     node.reasons = 0
     assert len(health(own).faults) == 4
 
 
 def test_what_nobody_could_see_is_told(node, own):
     node.sample = lambda: 1 / 0
-    own.watch()
+    own.lock()
     while "ZeroDivisionError" not in (found := health(own)).unseen:
         assert found.faults == ()
     node.logged = [Logged(unread="the kernel log was overwritten")]

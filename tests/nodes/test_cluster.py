@@ -133,7 +133,7 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
 
 @pytest.mark.parametrize(("event", "why"), [
     ((1, "its agent died by SIGKILL"), "its agent died by SIGKILL"),
-    ((1, messages.Ending("no controller for 30 s")), "its agent ended: no controller for 30 s"),
+    ((1, messages.End("no controller for 30 s")), "its agent ended: no controller for 30 s"),
     ((1, b"\xc1"), "its agent sent what this version cannot read"),
 ])  # fmt: skip
 def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):

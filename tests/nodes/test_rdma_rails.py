@@ -14,7 +14,6 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.nodes import network
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Serve, Write as Question
 from pytest_gpufleet.plugin.on_nodes import who_cannot_write
 from pytest_gpufleet.probes.between_nodes import RdmaRails
@@ -22,7 +21,7 @@ from pytest_gpufleet.probes.search.nodes import slow_rails
 from tests.machine import fake_perftest
 from tests.machine.fake_perftest import DOWN, LEFT, NO_DEVICE, NO_GID, NO_MEMORY, NO_PD, OLD, RETRIES
 from tests.nodes.controller import controlled
-from tests.nodes.fake_transport import LONG
+from tests.nodes.fake_transport import running
 from tests.nodes.test_cluster_engine import AnsweringTransport
 
 PORTS = ("mlx5_0/1", "mlx5_1/1")
@@ -35,14 +34,9 @@ def nodes(count, **answers):
         "Serve": lambda node, question: network.serve(question, f"127.0.0.{node}"),
         "Write": lambda node, question: network.write(question, f"127.0.0.{node}"),
     }
-    transport = AnsweringTransport(count + 1, **(usual | answers))
-    cluster = Cluster(transport, clock=transport.clock)
-    try:
-        cluster.start(LONG)
+    with running(AnsweringTransport(count + 1, **(usual | answers))) as cluster:
         cluster.leave_out(0, "127.0.0.0 is no address")
         yield SimpleNamespace(cluster=cluster, target=SimpleNamespace(hosts=cluster.names), leave_out=cluster.leave_out)
-    finally:
-        cluster.close(1.0)
 
 
 @pytest.fixture

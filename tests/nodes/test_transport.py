@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -56,14 +56,16 @@ class Launched:
 
     dial: object
     own: tuple[int, ...] = ()
+    names: dict[int, str] = field(default_factory=dict)
+    died: dict[int, str] = field(default_factory=dict)
     name, secured, secret = "srun", "secret", SECRET
 
     def start(self, port):
         self.dial(port)
-        return {}
+        return self.names
 
     def ended(self):
-        return {}
+        return self.died
 
     def close(self, timeout):
         return {}
@@ -78,6 +80,13 @@ def dialling(*who, secret=SECRET, run="7.0"):
             made[-1].line.send(codec.packed(DialIn(name, index)))
 
     return made, Launched(dial)
+
+
+def hear(transport, agent, words):
+    told = []
+    while not any(words in message for message in told):
+        transport.receive(0.1)
+        told += agent.receive()
 
 
 def close(transport, *agents):
@@ -124,27 +133,38 @@ def test_one_with_another_secret_or_of_another_run_is_told_by_address_and_knows_
 
 
 def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatch, capfd):
-    listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
-    settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{listener.port}")
-    monkeypatch.setenv("GPUFLEET_TEST", "")
     soon = agent_process.BOOT.replace("agent.main", "agent.REFUSED_SECONDS = 3.0; agent.main")
     monkeypatch.setattr(agent_process, "BOOT", soon)
-    assert agent_process.start(settings, b"x" * wire.KEY_BYTES).wait(2 * 60) == 0
+
+    def dial(port):
+        settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{port}")
+        agent = agent_process.with_secret(agent_process.command(settings), b"x" * wire.KEY_BYTES)
+        assert agent.wait(2 * 60) == 0
+
+    transport = Transport(Launched(dial), 1, 0.0)
+    assert transport.start() == {}
     assert "another secret" in capfd.readouterr().err
-    listener.close()
+    close(transport)
 
 
-def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end():
+def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end_and_why():
     agents, launched = dialling(("gf0", 0), ("gf1", 0), ("gf2", 2))
     transport = Transport(launched, 2, LONG, run="7.0")
     transport.start()
-    late = wire.Dialled(SECRET, "7.0", f"127.0.0.1:{transport._listener.port}")
+    late = wire.Dialled(SECRET, "7.0", f"127.0.0.1:{transport.port}")
     late.line.send(codec.packed(DialIn("gf3", 3)))
-    told = []
-    while not any(b"without it" in message for message in told):
-        transport.receive(0.1)
-        told += late.receive()
+    hear(transport, late, b"without it")
+    doubled = next(agents[node] for node in (0, 1) if node != int(transport.dialled[0].name[2]))
+    hear(transport, doubled, b"another node has its number, 0, too")
     close(transport, *agents, late)
+
+
+def test_where_an_agent_of_this_machine_dies_early_the_others_are_waited_for():
+    agents, launched = dialling(("gf1", 1))
+    starter = Launched(launched.dial, own=(0, 1), names={0: "gf0", 1: "gf1"}, died={0: "its agent died by SIGKILL"})
+    transport = Transport(starter, seconds=LONG, run="7.0")
+    assert (transport.start(), [*transport.dialled]) == ({0: "gf0", 1: "gf1"}, [1])
+    close(transport, *agents)
 
 
 def test_of_those_that_dial_in_only_expected_ones_are_taken_where_that_is_asked_for():
@@ -153,18 +173,15 @@ def test_of_those_that_dial_in_only_expected_ones_are_taken_where_that_is_asked_
     transport = Transport(launched, 2, LONG, ("gf0", "gf2"), run="7.0", only_expected=True)
     assert transport.start() == {0: "gf0", 1: "gf2.example"}
     for other in (agents[1], agents[3]):
-        told = []
-        while not any(OVER.encode() in message for message in told):
-            transport.receive(0.1)
-            told += other.receive()
+        hear(transport, other, OVER.encode())
     close(transport, *agents)
 
 
 def test_a_port_that_somebody_else_has_is_refused():
-    listener = wire.Listener(SECRET, "", "127.0.0.1", 0)
+    (first := Transport(Launched(lambda port: None), 1, 0.0)).start()
     with pytest.raises(Refused, match="--fleet-head HOST:PORT"):
-        wire.Listener(SECRET, "", "127.0.0.1", listener.port)
-    listener.close()
+        Transport(Launched(lambda port: None), port=first.port).start()
+    close(first)
 
 
 # ---------------------------------------------------------------- messages are there once, and in their order

@@ -18,6 +18,7 @@ from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Lock, ReadHost, R
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
+from tests.clusters import begun
 from tests.nodes.fake_transport import hello
 
 
@@ -59,8 +60,17 @@ def run(cluster, monkeypatch, tmp_path):
     target = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts, node_facts=node_facts)
     made.folder = RunFolder(tmp_path)
     monkeypatch.setattr(ClusterRun, "target", target)
-    made.evidence = SimpleNamespace(spoil=lambda why: made.spoiled.extend(filter(None, [why])), close=lambda: None)
-    monkeypatch.setattr(made, "record", made.said.append)
+    made.evidence = SimpleNamespace(
+        record=begun([*hosts.values()], 3, None),
+        spoil=lambda why: made.spoiled.extend(filter(None, [why])),
+        close=lambda: None,
+    )
+
+    def record(event):
+        made.said.append(event)
+        made.evidence.record.add(event)
+
+    monkeypatch.setattr(made, "record", record)
     return made
 
 

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
@@ -79,7 +80,7 @@ def main(settings: str) -> NoReturn:
         traceback.print_exc()
         why = f"{type(error).__name__}: {error}"
         if connection is not None:
-            connection.line.send(codec.packed(messages.Ending(why)))
+            connection.line.send(codec.packed(messages.End(why)))
     finally:
         processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
         if why and not given.lifeline:
@@ -96,28 +97,32 @@ class Background:
 
     def __init__(self) -> None:
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._work: list[tuple[str, Future[Any], Callable[[Any], None]]] = []
+        self._busy: Counter[str] = Counter()
+        self._done: SimpleQueue[tuple[str, Future[Any], Callable[[Any], None]]] = SimpleQueue()
         self._finished = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self._finished
 
     def idle(self, thread: str) -> bool:
-        return all(busy != thread for busy, _, _ in self._work)
+        return not self._busy[thread]
 
     def do(self, thread: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
-        self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
-        future = self._threads[thread].submit(work)
-        self._work.append((thread, future, then))
-        future.add_done_callback(lambda future: os.eventfd_write(self._finished, 1))
+        def done(future: Future[Any]) -> None:
+            self._done.put((thread, future, then))
+            os.eventfd_write(self._finished, 1)
+
+        self._busy[thread] += 1
+        pool = self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
+        pool.submit(work).add_done_callback(done)
 
     def take_in(self) -> None:
         """Raises what work has raised."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._finished)
-        done = [each for each in self._work if each[1].done()]
-        self._work = [each for each in self._work if each not in done]
-        for _, future, then in done:
+        while not self._done.empty():
+            thread, future, then = self._done.get()
+            self._busy[thread] -= 1
             then(future.result())
 
 
@@ -126,59 +131,46 @@ class OwnNode:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._node: LocalNode
+        self.node: LocalNode
         self._open_things = ExitStack()  # freed with this process, as are locks
         self._locks: ExitStack | None = None
+        self._guard: Guard | None = None
         self._sampler: Sampler | None = None
 
     def open(self, interface: str) -> messages.Hello:
         """Reads the machine, which takes seconds and comes before all else. Without GPUs it is a node all the same, and
         says why."""
         if self._settings.rehearse:
-            self._node = local_node.without_gpus("--rehearse was given")
+            self.node = local_node.without_gpus("--rehearse was given")
         else:
             try:
-                self._node = self._open_things.enter_context(local_node.opened(self._settings.gpus))
+                self.node = self._open_things.enter_context(local_node.opened(self._settings.gpus))
             except NoGpus as reason:
-                self._node = local_node.without_gpus(str(reason), str(reason))
+                self.node = local_node.without_gpus(str(reason), str(reason))
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        machine = HostFound(now, self._node.host())
-        return messages.Hello(host.serial(), os.getpid(), interface, self._node.topology, self._node.present(), machine)
-
-    def host(self, names: Sequence[str]) -> dict[str, Any]:
-        return self._node.host(names)
+        machine = HostFound(now, self.node.host())
+        return messages.Hello(host.serial(), os.getpid(), interface, self.node.topology, self.node.present(), machine)
 
     def lock(self) -> str:
-        """Make the GPUs this run's own; "" or who has one."""
+        """Make the GPUs this run's own; "" or who has one. From here on what they do is sampled, and what gets worse
+        counts. What the kernel log held before, the node's own run has judged."""
         try:
-            self._locks = self._locks or self._node.lock()
+            self._locks = self._locks or self.node.lock()
         except GpuTaken as taken:
             return str(taken)
+        if self.node.topology.gpus and self._guard is None:
+            self.node.kernel_log()
+            self._guard = Guard(self.node)
+            self._sampler = Sampler(self.node, SAMPLE_SECONDS, self._guard.note)
+            self._sampler.start()
         return ""
 
-    def watch(self) -> None:
-        """From here on the GPUs are at work: what they do is sampled, and what gets worse counts."""
-        if self._node.topology.gpus and self._sampler is None:
-            self._sampler = Sampler(self._node, SAMPLE_SECONDS, self._guard.note)  # it has read what is before
-            self._sampler.start()
-
-    def stop_watching(self) -> None:
-        sampler, self._sampler = self._sampler, None
-        if sampler is not None:
-            sampler.stop()
-
     def check_health(self, failed: bool) -> Health:
-        if not self._node.topology.gpus:
+        if self._guard is None or self._sampler is None:
             return Health()
-        found, trouble = self._guard.check(failed), self._sampler.trouble if self._sampler else ""
+        found, trouble = self._guard.check(failed), self._sampler.trouble
         unsampled = f"a GPU that slowed down may have gone unseen: {trouble}" if trouble else ""
         return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))
-
-    @cached_property
-    def _guard(self) -> Guard:
-        """What the kernel log held before is not reported again: the node's own run has judged it."""
-        self._node.kernel_log()
-        return Guard(self._node)
 
 
 class Agent:
@@ -196,7 +188,6 @@ class Agent:
             lambda spec: network.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
         )
         self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
-        self._for_ranks: deque[Callable[[], None]] = deque()  # in their order
         self._suite: SuiteProcess | None = None
         self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
@@ -218,8 +209,8 @@ class Agent:
             messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
-            messages.KillRanks: (RANKS, lambda question: self._engine.kill(question.timeout)),
-            messages.ReadHost: (NODE, lambda question: self._node.host(question.names)),
+            messages.KillRanks: (RANKS, self._kill),
+            messages.ReadHost: (NODE, lambda question: self._node.node.host(question.names)),
             messages.Lock: (NODE, lambda question: self._node.lock()),
             messages.CheckHealth: (NODE, lambda question: self._node.check_health(question.failed)),
         }  # fmt: skip
@@ -232,15 +223,16 @@ class Agent:
             self._wait()
             self._receive()
             self._background.take_in()
-            while self._for_ranks and self._background.idle(RANKS):
-                self._for_ranks.popleft()()
             for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
-                self._send(event if isinstance(event, Answer) else self._death(event.rank, event.reason))
+                if isinstance(event, Answer):
+                    self._send(event)
+                else:
+                    self._send_deaths([event])
             for news in self._suite.news() if self._suite else ():
                 if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
                     self._pulse()
                     self._send(news)
-                    self._for_ranks.append(self._get_ready)
+                    self._background.do(RANKS, self._get_ready)
                 else:
                     self._checks_ended.append(news)
             if time.monotonic() >= self._pulse_due:
@@ -249,7 +241,7 @@ class Agent:
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
         if self._background.idle(RANKS):
             self._engine.kill(KILL_SECONDS)
-        self._send(messages.Ending(self._why))
+        self._send(messages.End(self._why))
         return "" if self._as_planned else self._why
 
     # ------------------------------------------------------------ the loop
@@ -274,13 +266,16 @@ class Agent:
             self._heard = self._listening.seconds
             match message := codec.unpacked(packed, messages.ToAgent):
                 case messages.StartRanks(specs):
-                    self._for_ranks.append(partial(self._start, specs))
+                    self._background.do(RANKS, partial(self._start, specs), self._send_deaths)
                 case messages.Submit(ranks, parcel):
-                    self._for_ranks.append(partial(self._submit, ranks, parcel))
+                    self._background.do(RANKS, partial(self._submit, ranks, parcel), self._send_deaths)
                 case messages.Ask():
                     self._answer(message)
                 case messages.End(why):
-                    self._end(why)
+                    self._why, self._as_planned = f"the head ended it: {why}", why == messages.OVER
+                    folder = self._suite.folder if self._suite else None
+                    if folder is None or suite_process.sizes(folder).keys() <= self._read:
+                        shutil.rmtree(self._folder, ignore_errors=True)
         if self._heard is None:
             self._why = self._why or self._not_joined(time.monotonic())
         elif self._listening.seconds - self._heard > self._settings.alone_seconds:
@@ -307,60 +302,61 @@ class Agent:
         self._send(messages.Pulse(time.time(), check, tuple(self._checks_ended)))
         self._checks_ended.clear()
 
-    def _death(self, rank: int, why: str) -> Death:
-        return Death(rank, why + suite_process.full_disk(self._folder))
-
     def _begin(self, hello: messages.Hello) -> None:
         self._send(hello)
         self._pulse_due = time.monotonic()
 
-    # ------------------------------------------------------------ ranks
+    # ------------------------------------------------------------ ranks: in a thread of their own, but for `wait`
 
     def _get_ready(self) -> None:
         """Have ranks start sooner. If that cannot be, their start says why."""
         with suppress(OSError), _most_open_files():
             self._engine.get_ready(nothing)
 
-    def _start(self, specs: bytes) -> None:
+    def _start(self, specs: bytes) -> list[Death]:
         """`specs`: pickled, as the controller has them. They come from the process that started this one."""
         started: Sequence[RankSpec] = pickle.loads(specs)
         self._ranks = frozenset(spec.index for spec in started)
-        with self._deadly(self._ranks, "before it had started"), _most_open_files():
-            self._engine.start(started)
-        self._background.do(NODE, self._node.watch)
+        with _most_open_files():
+            return self._deaths(self._ranks, "before it had started", lambda: self._engine.start(started))
 
-    def _submit(self, ranks: Iterable[int], parcel: bytes) -> None:
-        if here := self._ranks & {*ranks}:
-            with self._deadly(here, "for its controller: nothing can be sent to it"):
-                self._engine.submit(here, parcel)
+    def _submit(self, ranks: Iterable[int], parcel: bytes) -> list[Death]:
+        here, how = self._ranks & {*ranks}, "for its controller: nothing can be sent to it"
+        return self._deaths(here, how, lambda: self._engine.submit(here, parcel)) if here else []
 
-    @contextmanager
-    def _deadly(self, ranks: Iterable[int], how: str) -> Iterator[None]:
+    def _deaths(self, ranks: frozenset[int], how: str, work: Callable[[], None]) -> list[Death]:
         """What goes wrong is the death of these ranks, and raises nothing."""
         try:
-            yield
+            work()
+            return []
         except Exception as error:
-            self._ranks -= {*ranks}
-            for rank in ranks:
-                self._send(self._death(rank, f"{how}: {type(error).__name__}: {error}"))
+            self._ranks -= ranks
+            return [Death(rank, f"{how}: {type(error).__name__}: {error}") for rank in ranks]
+
+    def _kill(self, question: messages.KillRanks) -> dict[int, str]:
+        self._ranks = frozenset()
+        return self._engine.kill(question.timeout)
+
+    def _send_deaths(self, deaths: Iterable[Death]) -> None:
+        for death in deaths:
+            self._send(Death(death.rank, death.reason + suite_process.full_disk(self._folder)))
 
     # ------------------------------------------------------------ questions
 
     def _answer(self, ask: messages.Ask) -> None:
         thread, answer = self._answers[type(ask.question)]
-        reply = partial(_reply, ask.number, answer, ask.question)
+
+        def reply() -> messages.Reply:
+            try:
+                return messages.Reply(ask.number, codec.packed(answer(ask.question)))
+            except Exception as error:  # whatever it is, the controller hears of it, and the agent lives on
+                traceback.print_exc()
+                return messages.Reply(ask.number, trouble=f"{type(error).__name__}: {error}")
+
         if thread == HERE:
             self._send(reply())
-        elif thread != RANKS:
-            self._background.do(thread, reply, self._send)
         else:
-            self._for_ranks.append(partial(self._background.do, RANKS, reply, self._send))
-            if isinstance(ask.question, messages.KillRanks):
-                self._for_ranks.append(self._forget_ranks)
-
-    def _forget_ranks(self) -> None:
-        self._ranks = frozenset()
-        self._background.do(NODE, self._node.stop_watching)
+            self._background.do(thread, reply, self._send)
 
     def _run_suite(self, question: messages.RunSuite) -> int:
         if self._suite is not None and not self._suite.over:
@@ -377,12 +373,6 @@ class Agent:
             self._read.add(question.name)
         return content
 
-    def _end(self, why: str) -> None:
-        self._why, self._as_planned = f"the head ended it: {why}", why == messages.OVER
-        folder = self._suite.folder if self._suite else None
-        if folder is None or suite_process.sizes(folder).keys() <= self._read:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
 
 @contextmanager
 def _most_open_files() -> Iterator[None]:
@@ -395,11 +385,3 @@ def _most_open_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _reply(number: int, answer: Callable[[Any], Any], question: messages.Question) -> messages.Reply:
-    try:
-        return messages.Reply(number, codec.packed(answer(question)))
-    except Exception as error:  # whatever it is, the controller hears of it, and the agent lives on
-        traceback.print_exc()
-        return messages.Reply(number, trouble=f"{type(error).__name__}: {error}")

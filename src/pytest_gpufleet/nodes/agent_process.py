@@ -29,32 +29,22 @@ LEAST_SECONDS = 0.1  # for it, where no time is left
 
 
 class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an agent knows before anything else; the secret comes by its standard input.
+    """What an agent knows before anything else; the secret comes by its standard input."""
 
-    `rehearse`: so many CPU ranks; else `gpus` of the node's GPUs, None for all. `run_folder`: where the run was
-    started; the agent and its ranks work there. `keep_in`: where it makes the folder of its node, "" for that of
-    temporary files. `head`: where it dials in, "HOST:PORT", and `run` what its launcher calls this run. `towards`: an
-    address by which the node's own address and interface are found; loopback if all nodes are on one machine. `index`:
-    its number as the launcher counts, None if nobody has given it one. `suite`: files and folders that decide what is
-    checked, for their hash. `likely`: modules that ranks will need, imported while the node waits for others. `name`:
-    instead of the host's own. `join_seconds`: so long it tries to reach the head. `alone_seconds`: without a Beat for
-    so long, it ends. `lifeline`: it ends when its standard input does.
-    """
-
-    run_folder: str
-    rehearse: int | None = None
+    run_folder: str  # where the run was started; the agent and its ranks work there
+    rehearse: int | None = None  # so many CPU ranks; else GPUs of the node, and all for None
     gpus: int | None = None
-    keep_in: str = ""
-    head: str = ""
-    run: str = ""
-    towards: str = "127.0.0.1"
-    index: int | None = None
-    suite: tuple[str, ...] = ()
-    likely: tuple[str, ...] = ()
-    name: str = ""
-    join_seconds: float = 120.0
-    alone_seconds: float = 30.0
-    lifeline: bool = False
+    keep_in: str = ""  # where it makes the folder of its node, "" for that of temporary files
+    head: str = ""  # "HOST:PORT" where it dials in
+    run: str = ""  # what its launcher calls this run
+    towards: str = "127.0.0.1"  # by which the node's own address and interface are found; loopback: all on one machine
+    index: int | None = None  # its number as the launcher counts, None if nobody has given it one
+    suite: tuple[str, ...] = ()  # files and folders that decide what is checked, for their hash
+    likely: tuple[str, ...] = ()  # modules that ranks will need, imported while the node waits for others
+    name: str = ""  # instead of the host's own
+    join_seconds: float = 120.0  # so long it tries to reach the head
+    alone_seconds: float = 30.0  # without a Beat for so long, it ends
+    lifeline: bool = False  # it ends when its standard input does
 
 
 def command(settings: AgentSettings) -> list[str]:
@@ -62,16 +52,9 @@ def command(settings: AgentSettings) -> list[str]:
     return [sys.executable, *flags, "-c", BOOT, msgspec.json.encode(settings).decode(), *sys.path]
 
 
-def start(
-    settings: AgentSettings, secret: bytes, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Does not wait for it to dial in. `environment`: this process's own if None. OSError if it does not start."""
-    return with_secret(command(settings), secret, env=environment)
-
-
 def with_secret(command: Sequence[str], secret: bytes, **how: Any) -> subprocess.Popen[bytes]:
-    """A process that gets the secret by its standard input, which ends when this process does. `how`: as Popen has
-    it."""
+    """A process that gets the secret by its standard input, which ends when this process does. `how`: as Popen has it.
+    OSError if it does not start."""
     # Signals of the terminal are for the controller.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **how)
     assert process.stdin is not None
@@ -88,8 +71,7 @@ def become(settings: AgentSettings, secret: bytes) -> NoReturn:
     os.close(writing)
     os.dup2(reading, 0)
     sys.stdout.flush()
-    arguments = command(settings)
-    os.execv(arguments[0], arguments)
+    os.execv(sys.executable, command(settings))
 
 
 class OwnAgents:
@@ -108,7 +90,7 @@ class OwnAgents:
         to start agents on."""
         for index, settings in self._settings.items():
             reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{port}", lifeline=True)
-            self._processes[index] = start(reached, self.secret)
+            self._processes[index] = with_secret(command(reached), self.secret)
         return {index: settings.name for index, settings in self._settings.items()}
 
     def ended(self) -> dict[int, str]:
@@ -127,7 +109,7 @@ class OwnAgents:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
         alive = [process.pid for process in self._processes.values() if process.poll() is None]
-        started = {*alive, *(pid for agent in alive for pid in processes.descendants(agent))}
+        started = set(alive).union(*map(processes.descendants, alive))
         processes.end(lambda: {*filter(processes.look, started)}, max(LEAST_SECONDS, until - time.monotonic()))
         left = {index: process.pid for index, process in self._processes.items() if process.poll() is None}
         return {index: f"process {pid} {processes.trouble(pid)}".rstrip() for index, pid in left.items()}
@@ -140,11 +122,9 @@ class OwnAgents:
 
 # What has to be the same, and how it is described where it is not.
 PARTS = {
-    "python": "Python {}",
-    "version": "pytest-gpufleet {}",
-    "package": "other files of pytest-gpufleet",
+    "python": "Python {}", "version": "pytest-gpufleet {}", "package": "other files of pytest-gpufleet",
     "suite": "other checks, conftest, ini file or limits",
-}
+}  # fmt: skip
 EMPTY = "empty"
 NO_CHECKS = "no checks where this run has them: the folder is empty there, or not mounted"
 NO_FOLDER = "the folder in which this run was started is not there, or closed"
@@ -190,13 +170,9 @@ def refuse_others(own: DialIn, nodes: Mapping[str, DialIn]) -> None:
 
 
 def _differences(own: DialIn, other: DialIn) -> str:
-    parts = {
-        part: text.format(getattr(other, part))
-        for part, text in PARTS.items()
-        if getattr(own, part) != getattr(other, part)
-    }
+    parts = {part: text for part, text in PARTS.items() if getattr(own, part) != getattr(other, part)}
     if "version" in parts:
         parts.pop("package", None)  # which goes without saying
-    if "suite" in parts and other.suite in ("", EMPTY):
-        parts["suite"] = NO_CHECKS if other.suite else NO_FOLDER
-    return ", ".join(parts.values())
+    if "suite" in parts:
+        parts["suite"] = {"": NO_FOLDER, EMPTY: NO_CHECKS}.get(other.suite, parts["suite"])
+    return ", ".join(text.format(getattr(other, part)) for part, text in parts.items())

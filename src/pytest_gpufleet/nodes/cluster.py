@@ -28,7 +28,7 @@ LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
 JOIN_SECONDS = 1.0  # for what the thread does beside waiting
 FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
 # All that counts of what the fenced send, beside which of their checks have ended.
-OF_THE_FENCED = (messages.Reply, messages.SuiteEnded, messages.Ending)
+OF_THE_FENCED = (messages.Reply, messages.SuiteEnded, messages.End)
 
 T = TypeVar("T")
 
@@ -73,7 +73,6 @@ class Cluster:
         self._suite_news: list[tuple[int, SuiteNews]] = []
         self._numbers = itertools.count()
         self._asked: dict[int, messages.Reply | None] = {}
-        self._next_beat = 0.0
         self._closing = self._over = False
         self._thread = threading.Thread(target=self._listen, name="gpufleet nodes", daemon=True)
 
@@ -140,8 +139,7 @@ class Cluster:
 
     def ask_one(self, node: int, question: messages.Asked, timeout: float = 10.0) -> Any:
         """What a node answers, also one that was lost and is back. Trouble if it does not."""
-        answer = self.ask_each({node: question}, timeout, also_lost=True)[node]
-        if isinstance(answer, Trouble):
+        if isinstance(answer := self.ask_each({node: question}, timeout, also_lost=True)[node], Trouble):
             raise answer
         return answer
 
@@ -191,9 +189,10 @@ class Cluster:
     # ------------------------------------------------------------ the thread
 
     def _listen(self) -> None:
+        next_beat = 0.0
         try:
             while not self._over and (self._listening or not self._closing):
-                if self._clock() >= self._next_beat:
+                if self._clock() >= next_beat:
                     with self._changed:
                         for node, heard in sorted(self._heard.items()):
                             if (silent := self._listening_time.seconds - heard) >= self._lost_after:
@@ -201,8 +200,8 @@ class Cluster:
                         expected = self._listening
                     for node in expected:
                         self.transport.send(node, BEAT)
-                    self._next_beat = self._clock() + BEAT_SECONDS
-                events = self.transport.receive(max(0.0, self._next_beat - self._clock()))
+                    next_beat = self._clock() + BEAT_SECONDS
+                events = self.transport.receive(max(0.0, next_beat - self._clock()))
                 with self._changed:
                     self._listening_time.look(self._clock())
                     for event in events:
@@ -250,7 +249,7 @@ class Cluster:
             case messages.Reply(number):
                 if number in self._asked:  # else the asker has stopped waiting
                     self._asked[number] = message
-            case messages.Ending(why):
+            case messages.End(why):
                 self._gone.add(node)
                 self._lose(node, f"its agent ended: {why}")
         if node in self.hellos and self.takes_part(node):
@@ -271,14 +270,11 @@ class Cluster:
             self._changed.notify_all()
 
     def _answer(self, node: int, question: messages.Asked, reply: messages.Reply | None, timeout: float) -> Any:
-        if reply is None and node in self.lost:
-            return Trouble(f"it is lost: {self.lost[node]}")
         if reply is None:
-            return Trouble("its agent has ended" if node in self._gone else f"no answer within {timeout:g} s")
-        if reply.trouble:
-            return Trouble(reply.trouble)
+            gone = "its agent has ended" if node in self._gone else f"no answer within {timeout:g} s"
+            return Trouble(f"it is lost: {self.lost[node]}" if node in self.lost else gone)
         try:
-            return codec.unpacked(reply.answer, question.answer)
+            return Trouble(reply.trouble) if reply.trouble else codec.unpacked(reply.answer, question.answer)
         except ValueError as error:
             return Trouble(f"it answered what is no answer: {error}")
 
@@ -312,9 +308,8 @@ class ClusterEngine:
                 self._deaths += self._deaths_of(node)
 
     def rendezvous(self) -> str:
-        first = self._nodes[0]
         try:
-            return str(self._cluster.ask_one(first, messages.Rendezvous()))
+            return str(self._cluster.ask_one(first := self._nodes[0], messages.Rendezvous()))
         except Trouble as trouble:
             self._cluster.leave_out(first, f"it has no address for the ranks to meet: {trouble}")
             self._deaths += self._deaths_of(first)
@@ -328,10 +323,8 @@ class ClusterEngine:
         events: list[Answer | Death] = [*self._deaths]
         self._deaths = []
         for node, news in self._cluster.rank_news(0.0 if events else timeout):
-            if isinstance(news, Lost):
-                events += self._deaths_of(node)
-            elif self._nodes.get(news.rank) == node:
-                events.append(news)
+            of_ranks = self._deaths_of(node) if isinstance(news, Lost) else [news]
+            events += [each for each in of_ranks if self._nodes.get(each.rank) == node]
         found: list[Answer | Death] = []
         for event in events:
             found += [event] * (event.rank not in self._dead)
@@ -365,9 +358,9 @@ class ClusterEngine:
 
     def _deaths_of(self, node: int) -> list[Death]:
         """Of the ranks of a node that takes no part."""
-        how = f"with its node, {self._cluster.names[node]}: {self._cluster.lost.get(node)}"
-        if node not in self._cluster.lost:
-            how = f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
+        how = f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
+        if node in self._cluster.lost:
+            how = f"with its node, {self._cluster.names[node]}: {self._cluster.lost[node]}"
         return [Death(rank, how) for rank, of in self._nodes.items() if of == node]
 
     def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:

@@ -4,6 +4,7 @@ many, and where the first one is, which is the head of the run."""
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pytest_gpufleet.model.endings import Refused
@@ -22,18 +23,16 @@ def _first_pod(environment: Environment, full_name: Callable[[], str] = socket.g
 
 @dataclass(frozen=True)
 class Launcher:
-    """Names of variables. `index` of this process, 0 at the head; `count` of all, where the launcher says it. `here`:
-    how many there are on this node. `mark`: which of them only this launcher sets. `own_name`: what it calls this node,
-    `hosts`: all of them, as Slurm writes names; `run`: what it calls this run. `head`: the host of the first."""
+    """Names of variables, but for its own, and for the host of the first process, as it is found."""
 
     name: str
-    mark: str
-    index: str
-    count: str = ""
-    here: str = ""
-    own_name: str = ""
-    hosts: str = ""
-    run: tuple[str, ...] = ()
+    mark: str  # which of them only this launcher sets
+    index: str  # of this process, 0 at the head
+    count: str = ""  # of all, where the launcher says it
+    here: str = ""  # how many there are on this node
+    own_name: str = ""  # what it calls this node
+    hosts: str = ""  # all of them, as Slurm writes names
+    run: tuple[str, ...] = ()  # what it calls this run
     head: Callable[[Environment], str] = lambda environment: ""
 
 
@@ -60,16 +59,15 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Task:
-    """This process among those of all nodes. `index` and `count`: None where nobody says. `hosts`: the names of all
-    nodes, where they are known."""
+    """This process among those of all nodes."""
 
     launcher: str
-    index: int | None
+    index: int | None  # None where nobody says, as `count`
     count: int | None
     head: str
     port: int
     own_name: str = ""
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # the names of all nodes, where they are known
     run: str = ""
 
     @property
@@ -103,8 +101,7 @@ def starts_several(environment: Environment) -> str:
     """The launcher that has started this process as one of several on this node, of which each would make the same run;
     "" if there is none."""
     for launcher in LAUNCHERS:
-        # "8(x16)" or "8(x2),4": man srun.
-        here = re.sub(r"\(x\d+\)", "", environment.get(launcher.here, ""))
+        here = re.sub(r"\(x\d+\)", "", environment.get(launcher.here, ""))  # "8(x16)" or "8(x2),4": man srun
         if any((_number(each) or 0) > 1 for each in here.split(",")):
             return launcher.name
     return "srun" if _number(environment.get("SLURM_LOCALID")) else ""
@@ -132,11 +129,8 @@ def _place(text: str) -> tuple[str, int]:
 def _is_here(host: str) -> bool:
     """Whether an address of this host has that name."""
     for family, kind, protocol, _, place in _addresses(host):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.bind((place[0], 0, *place[2:]))
-            except OSError:
-                continue
+        with socket.socket(family, kind, protocol) as probe, suppress(OSError):
+            probe.bind((place[0], 0, *place[2:]))
             return True
     return False
 

@@ -51,14 +51,10 @@ class Listening:
 
 
 class StartRanks(Message, frozen=True, tag="start ranks"):
-    """`specs`: the RankSpecs of this node, pickled: they hold a function. `init_method` comes with a later call."""
-
-    specs: bytes
+    specs: bytes  # the RankSpecs of this node, pickled: they hold a function. `init_method` comes with a later call
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """A parcel for some ranks of this node, once for all of them."""
-
     ranks: tuple[int, ...]
     parcel: bytes
 
@@ -67,7 +63,8 @@ OVER = "the run is over"
 
 
 class End(Message, frozen=True, tag="end"):
-    """Kill the ranks, free the GPUs, and end. `why`: for the agent's log, and if it is not OVER for its user."""
+    """To an agent: kill the ranks, free the GPUs, and end; `why`: for its log, and if it is not OVER for its user. From
+    an agent that ends by itself: its last message."""
 
     why: str = ""
 
@@ -82,23 +79,17 @@ class Question(msgspec.Struct, frozen=True, tag_field="asks", omit_defaults=True
 
 
 class Examine(Question, frozen=True, tag="examine"):
-    """What these ranks are doing: see Engine.examine."""
-
-    answer = dict[int, Trace]
+    answer = dict[int, Trace]  # as Engine.examine
     ranks: tuple[int, ...]
 
 
 class KillRanks(Question, frozen=True, tag="kill ranks"):
-    """See Engine.kill."""
-
-    answer = dict[int, str]
+    answer = dict[int, str]  # as Engine.kill
     timeout: float
 
 
 class Rendezvous(Question, frozen=True, tag="rendezvous"):
-    """An address of this node, with a port that is free, at which the ranks of all nodes can meet: "tcp://..."."""
-
-    answer = str
+    answer = str  # "tcp://ADDRESS:PORT": a port of this node that is free, at which the ranks of all nodes can meet
 
 
 class Door(msgspec.Struct, frozen=True):
@@ -118,9 +109,7 @@ class Listen(Question, frozen=True, tag="listen"):
 
 
 class Connect(Question, frozen=True, tag="connect"):
-    """What keeps this node from reaching others, by their numbers: see network.connect."""
-
-    answer = dict[int, str]
+    answer = dict[int, str]  # what keeps this node from reaching others, by their numbers
     nodes: Mapping[int, tuple[Door, ...]]
 
 
@@ -134,42 +123,33 @@ class Serve(Question, frozen=True, tag="serve"):
 
 
 class Write(Question, frozen=True, tag="write"):
-    """What each of these RDMA ports reaches that writes to this address and TCP port, or why it cannot."""
-
-    answer = tuple[float | str, ...]
+    answer = tuple[float | str, ...]  # what each RDMA port reaches that writes to an address and TCP port, or why not
     test: Perftest
     to: tuple[tuple[str, str, int], ...]
 
 
 class ReadHost(Question, frozen=True, tag="host"):
-    """These facts of the host at this moment: see Node.host."""
-
-    answer = dict[str, Any]
+    answer = dict[str, Any]  # these facts of the host at this moment
     names: tuple[str, ...]
 
 
 class Lock(Question, frozen=True, tag="lock"):
-    """Make the GPUs of this node the run's own; "" or who holds one."""
-
-    answer = str
+    answer = str  # "" if the GPUs of this node are this run's own from now on, else who holds one
 
 
 class CheckHealth(Question, frozen=True, tag="health"):
-    """What got worse since the last time: see health.Guard."""
-
-    answer = Health
+    answer = Health  # what got worse since the last time
     failed: bool = False
 
 
 class RunSuite(Question, frozen=True, tag="run suite"):
-    """Start a run of this node alone, as `python -m pytest` with these arguments in this folder, from which paths among
-    them count. Its reports go where the agent keeps them: --fleet-dir is added. Answered when its process is there;
-    each check that ends comes with a Pulse, its end as SuiteEnded. `variables`: that are to be set for it."""
+    """Start a run of this node alone, as `python -m pytest`. Its reports go where the agent keeps them: --fleet-dir is
+    added. Each check that ends comes with a Pulse, its end as SuiteEnded."""
 
-    answer = int  # the number of its process
+    answer = int  # the number of its process, when that is there
     arguments: tuple[str, ...]
-    folder: str
-    variables: Mapping[str, str] = {}
+    folder: str  # from which paths among them count
+    variables: Mapping[str, str] = {}  # that are to be set for it
 
 
 class ReadFile(Question, frozen=True, tag="read file"):
@@ -189,9 +169,7 @@ Asked = (
 
 
 class Ask(Message, frozen=True, tag="ask"):
-    """A question, answered by the Reply of this number."""
-
-    number: int
+    number: int  # of the Reply to it
     question: Asked
 
 
@@ -211,60 +189,45 @@ class DialIn(Message, frozen=True, tag="dial in"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """What an agent has found on its node. `interface`: by which this node reaches the controller, "" if none has its
-    address. `topology`: of the GPUs that the run is to use. `present`: the PCI bus ids of all."""
+    """What an agent has found on its node."""
 
     serial: str | None
     pid: int
-    interface: str
-    topology: GpuTopology
-    present: tuple[str, ...]
+    interface: str  # by which this node reaches the controller, "" if none has its address
+    topology: GpuTopology  # of the GPUs that the run is to use
+    present: tuple[str, ...]  # the PCI bus ids of all
     machine: HostFound
 
 
 class CheckEnded(msgspec.Struct, frozen=True):
-    """A check of the node's own run."""
-
     check: str
     outcome: Outcome
     seconds: float
 
 
 class Pulse(Message, frozen=True, tag="pulse"):
-    """The node is there; once a second. `check`: what its own run is at. `ended`: which of its checks have ended since
-    the last one."""
+    """The node is there; once a second."""
 
     clock: float = 0.0
-    check: str = ""
-    ended: tuple[CheckEnded, ...] = ()
+    check: str = ""  # what its own run is at
+    ended: tuple[CheckEnded, ...] = ()  # which of its checks have ended since the last one
 
 
 class SuiteEnded(Message, frozen=True, tag="suite ended"):
-    """`output`: the end of what its process printed. `files`: what its folder holds, with sizes in bytes. `verdict` and
-    `reasons`: as its evidence has them, None if it died before."""
-
     exit_status: int
-    output: str
+    output: str  # the end of what its process printed
     run: str  # the name of its folder; "" if there is none
-    files: Mapping[str, int]
-    verdict: VerdictWord | None = None
+    files: Mapping[str, int]  # what its folder holds, with sizes in bytes
+    verdict: VerdictWord | None = None  # as its evidence has it; None if it died before
     reasons: tuple[str, ...] = ()
     trouble: str = ""  # what it died of, where that is seen from outside
 
 
 class Reply(Message, frozen=True, tag="reply"):
-    """To the Ask of this number: `answer` is packed (codec). `trouble`: why there is none."""
-
-    number: int
-    answer: bytes = b""
-    trouble: str = ""
-
-
-class Ending(Message, frozen=True, tag="ending"):
-    """The last message of an agent that ends by itself."""
-
-    why: str
+    number: int  # of the Ask
+    answer: bytes = b""  # packed (codec)
+    trouble: str = ""  # why there is none
 
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
-FromAgent = Hello | Pulse | Answer | Death | SuiteEnded | Reply | Ending
+FromAgent = Hello | Pulse | Answer | Death | SuiteEnded | Reply | End

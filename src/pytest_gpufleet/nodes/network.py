@@ -14,11 +14,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_gpufleet.machine import rdma
 from pytest_gpufleet.machine.rdma import Perftest, Written
@@ -26,6 +26,8 @@ from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
+
+T = TypeVar("T")
 
 ANY_PORT = 9  # nothing is sent there: only the route to it is asked for
 SIOCGIFCONF, MOST_INTERFACES = 0x8912, 1024  # netdevice(7)
@@ -40,8 +42,7 @@ PERFTESTS = 16  # that an agent starts at the same time, of which each takes 2 s
 ANSWER_SECONDS = 10.0  # for an agent whose node is busy
 
 
-@dataclass(frozen=True)
-class Interface:
+class Interface(NamedTuple):
     """`address` of this node, on the interface `name`; "" if no interface has it, as behind some kinds of NAT."""
 
     address: str
@@ -131,30 +132,26 @@ def _is_chosen(name: str, pattern: str) -> bool:
 
 def listen(interfaces: Sequence[Interface], token: bytes) -> tuple[Door, ...]:
     """Answer connections, by `token`, on a port of each of these interfaces."""
+
+    def greet(guest: socket.socket) -> None:
+        with guest:
+            guest.settimeout(WAIT_SECONDS)
+            _receive(guest)
+            guest.sendall(token.ljust(MESSAGE_BYTES))
+
+    def answer(listener: socket.socket) -> None:
+        until = time.monotonic() + LISTEN_SECONDS
+        with listener, suppress(OSError), ThreadPoolExecutor(AT_ONCE) as pool:  # the time is over
+            while (left := until - time.monotonic()) > 0:
+                listener.settimeout(left)
+                pool.submit(greet, listener.accept()[0])
+
     doors = []
     for interface in interfaces:
         listener = _listener(interface.address)
         doors.append(Door(interface.name, interface.address, listener.getsockname()[1], token))
-        threading.Thread(target=_answer, args=(listener, token), name="gpufleet door", daemon=True).start()
+        threading.Thread(target=answer, args=(listener,), name="gpufleet door", daemon=True).start()
     return tuple(doors)
-
-
-def _answer(listener: socket.socket, token: bytes) -> None:
-    until = time.monotonic() + LISTEN_SECONDS
-    with listener, ThreadPoolExecutor(AT_ONCE) as pool:
-        while (left := until - time.monotonic()) > 0:
-            listener.settimeout(left)
-            try:
-                pool.submit(_greet, listener.accept()[0], token)
-            except OSError:  # the time is over
-                return
-
-
-def _greet(guest: socket.socket, token: bytes) -> None:
-    with guest:
-        guest.settimeout(WAIT_SECONDS)
-        _receive(guest)
-        guest.sendall(token.ljust(MESSAGE_BYTES))
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -168,8 +165,8 @@ def connect(nodes: Mapping[int, Sequence[Door]]) -> dict[int, str]:
     """What keeps this node from reaching these, by their numbers; nothing of those that it reaches."""
     doors = [(node, door) for node, each in nodes.items() for door in each]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        tried = [*pool.map(_tried, (door for _, door in doors))]
-    failed = grouped((node, text) for (node, _), text in zip(doors, tried, strict=True) if text)
+        tried = zip(doors, pool.map(_tried, (door for _, door in doors)), strict=True)
+        failed = grouped((node, text) for (node, _), text in tried if text)
     return {node: "; ".join(texts) for node, texts in failed.items()}
 
 
@@ -194,26 +191,26 @@ def serve(question: Serve, address: str) -> tuple[str, tuple[int | str, ...]]:
     with ExitStack() as held:
         services = [held.enter_context(_listener(address)).getsockname()[1] for _ in question.ports]
 
-    def served(port: str, service: int) -> int | str:
-        try:
-            rdma.serve(question.test, port, address, service)
-        except Unreadable as why:
-            return str(why)
+    def served(port: str, service: int) -> int:
+        rdma.serve(question.test, port, address, service)
         return service
 
-    with ThreadPoolExecutor(PERFTESTS) as pool:
-        return address, tuple(pool.map(served, question.ports, services))
+    return address, _or_why(served, question.ports, services)
 
 
 def write(question: Write, address: str) -> tuple[float | str, ...]:
-    def written(to: tuple[str, str, int]) -> float | str:
+    return _or_why(lambda port, *to: rdma.write(question.test, port, address, *to), *zip(*question.to, strict=True))
+
+
+def _or_why(work: Callable[..., T], *arguments: Iterable[Any]) -> tuple[T | str, ...]:
+    def tried(*given: Any) -> T | str:
         try:
-            return rdma.write(question.test, to[0], address, *to[1:])
+            return work(*given)
         except Unreadable as why:
             return str(why)
 
     with ThreadPoolExecutor(PERFTESTS) as pool:
-        return tuple(pool.map(written, question.to))
+        return tuple(pool.map(tried, *arguments))
 
 
 # ---------------------------------------------------------------- where pytest runs
@@ -254,7 +251,8 @@ def written(
     """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
     time. Of a node that is lost meanwhile nothing is said."""
     clients, width = grouped((b, a) for a, b in ways), len(ports)
-    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + max(map(len, clients.values())) * width // PERFTESTS)
+    most = max(map(len, clients.values()), default=0)
+    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most * width // PERFTESTS)
     served = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
     found: dict[IndexPair, list[Written]] = {}
     doors: dict[int, list[tuple[IndexPair, int, tuple[str, str, int]]]] = {}

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,7 +102,7 @@ class SuiteProcess:
         if self.over:
             return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
-        news: list[CheckEnded | SuiteEnded] = [*filter(None, map(self._read_line, self._lines()))]
+        news: list[CheckEnded | SuiteEnded] = [*self._checks()]
         if status is not None:
             self.over = True
             os.close(self._lifeline)
@@ -113,32 +113,21 @@ class SuiteProcess:
             news.append(SuiteEnded(status, text, name, files, *self._verdict, trouble))
         return news
 
-    def _lines(self) -> list[bytes]:
-        """Those of its evidence that are complete by now and were not read yet."""
-        folder = self.folder
-        if folder is None:
-            return []
-        try:  # anew each time: a run writes its evidence again if somebody removes it
-            with safe_files.open_regular(folder / EVIDENCE) as file:
-                file.seek(self._read)
-                whole, newline, _ = file.read(events.LONGEST_LINE + 1).rpartition(b"\n")
-        except OSError:
-            return []
-        self._read += len(whole) + len(newline)
-        return whole.split(b"\n")
-
-    def _read_line(self, line: bytes) -> CheckEnded | None:
-        if not any(kind in line for kind in LOOKED_AT):
-            return None
-        try:
-            event = events.typed(msgspec.json.decode(line))
-        except ValueError:  # somebody else wrote into the file, which the run itself reports in the end
-            return None
-        match event:
-            case events.CheckStarted():
-                self.check = event.check
-            case events.CheckFinished():
-                return CheckEnded(event.check.id, event.check.outcome, event.check.seconds)
-            case events.Verdict():
-                self._verdict = event.verdict, event.reasons
-        return None
+    def _checks(self) -> Iterator[CheckEnded]:
+        """Those that have ended, by the lines of its evidence that are complete by now and were not read yet."""
+        folder, whole = self.folder, b""
+        with suppress(OSError):  # opened anew each time: a run writes its evidence again if somebody removes it
+            if folder is not None:
+                with safe_files.open_regular(folder / EVIDENCE) as file:
+                    file.seek(self._read)
+                    whole, newline, _ = file.read(events.LONGEST_LINE + 1).rpartition(b"\n")
+                self._read += len(whole) + len(newline)
+        for line in (each for each in whole.split(b"\n") if any(kind in each for kind in LOOKED_AT)):
+            with suppress(ValueError):  # somebody else wrote into the file, which the run itself reports in the end
+                match events.typed(msgspec.json.decode(line)):
+                    case events.CheckStarted(check=check):
+                        self.check = check
+                    case events.CheckFinished(check=check):
+                        yield CheckEnded(check.id, check.outcome, check.seconds)
+                    case events.Verdict(verdict=verdict, reasons=reasons):
+                        self._verdict = verdict, reasons

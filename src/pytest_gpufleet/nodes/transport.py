@@ -6,17 +6,17 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+
+import zmq
+from zmq.utils import z85
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import Secured
+from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.nodes import wire
 from pytest_gpufleet.nodes.agent_process import OwnAgents
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, OVER, DialIn, End
-from pytest_gpufleet.nodes.wire import Line, Listener
+from pytest_gpufleet.nodes.wire import Line
 from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
-
-NOT_NEEDED, TOO_LATE = (codec.packed(End(why)) for why in (OVER, "the run has begun without it"))
-
 
 # A message of a node (messages.FromAgent, packed), or why nothing comes from it any more, and nothing goes there: its
 # agent has ended, as it goes on where "node 3 is lost" ends (": its agent died by SIGKILL").
@@ -36,64 +36,49 @@ class _Agent:
 @dataclass
 class Transport:
     """Carries messages, each once and in their order. It judges no silence: presence and deadlines are the
-    controller's. Any thread may send; one receives.
-
-    `wanted`: so many nodes are waited for, for `seconds`; None: for as many as `starter` starts. `expected`: names of
-    hosts, in the order in which nodes without an index are numbered. `only_expected`: others end at once, and
-    well. `port`, `run`: see wire.Listener.
-    """
+    controller's. Any thread may send; one receives."""
 
     starter: OwnAgents
-    wanted: int | None = None
+    wanted: int | None = None  # so many nodes are waited for, for `seconds`; None: as many as `starter` starts
     seconds: float = 120.0
-    expected: Sequence[str] = ()
-    address: str = "127.0.0.1"
-    port: int = 0
-    run: str = ""
-    only_expected: bool = False
+    expected: Sequence[str] = ()  # names of hosts, in the order in which nodes without an index are numbered
+    address: str = "127.0.0.1"  # "*" for all of this host
+    port: int = 0  # 0 for any
+    run: str = ""  # what a launcher calls this run
+    only_expected: bool = False  # others end at once, and well
     missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
     strangers: tuple[str, ...] = ()  # addresses of those with another secret
+    dialled: dict[int, DialIn] = field(default_factory=dict)  # the first message of each node
     own: dict[int, int] = field(default_factory=dict)  # nodes whose agents `starter` sees, with their index
-    _listener: Listener | None = None
     _agents: dict[bytes, _Agent] = field(default_factory=dict)  # that have dialled in, as ZeroMQ knows them
     _nodes: list[_Agent] = field(default_factory=list)  # by their number, once all are there
-    _early: list[Event] = field(default_factory=list)  # what came before that
+    _early: list[tuple[_Agent, bytes]] = field(default_factory=list)  # what came before that
     _gone: set[int] = field(default_factory=set)
     _unsent: deque[tuple[int, bytes]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-
-    @property
-    def name(self) -> str:
-        return self.starter.name
-
-    @property
-    def secured(self) -> Secured:
-        return self.starter.secured
-
-    @property
-    def dialled(self) -> dict[int, DialIn]:
-        """The first message of each node."""
-        return {agent.node: agent.who for agent in self._nodes if agent.line}
+    _turned_away: set[str] = field(default_factory=set)  # addresses of those with the same secret and another run
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
     # ------------------------------------------------------------ the beginning
 
     def start(self) -> Mapping[int, str]:
-        """Have agents started and wait until they have dialled in. The nodes by number, with their names."""
-        listener = self._listener = Listener(self.starter.secret, self.run, self.address, self.port)
-        listener.wake_by(self._bell)
-        started = self.starter.start(listener.port)
-        wanted = self.wanted or len(started)
-        until, early = time.monotonic() + self.seconds, []
-        while len(self._agents) < wanted and time.monotonic() < until:
-            if set(self.starter.ended()) & started.keys() and len(started) == wanted:
+        """Have agents started and wait until they have dialled in. The nodes by number, with their names. Refused if
+        somebody else has the port."""
+        self._listen()
+        started = self.starter.start(self.port)
+        wanted, until = self.wanted or len(started), time.monotonic() + self.seconds
+        while time.monotonic() < until:
+            indexes = {agent.who.index for agent in self._agents.values()}
+            died = self.starter.ended().keys() & {*self.starter.own} - indexes
+            if len(self._agents) + len(died) >= wanted:
                 break
-            listener.wait(BEAT_SECONDS)
-            early += self._take_in()
+            self._poller.poll(int(1000 * BEAT_SECONDS))
+            self._early += self._take_in()
             for agent in self._agents.values():
                 if agent.line:
                     agent.line.send(BEAT)
         names = self._number(started)
-        self._early = [(agent.node, message) for agent, message in early]
         if len(self._agents) < wanted:
             there = [*self._agents.values()]
             known = {expected_as(agent.who.name, self.expected) for agent in there}
@@ -101,8 +86,30 @@ class Transport:
             self.missing = tuple(name for name in self.expected if name not in known)
             if not self.expected and None not in indexes:
                 self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
-            self.strangers = tuple(sorted(listener.strangers({agent.address for agent in there})))
+            strangers = (self._turned_away | set(wire.peers(self.port))) - {agent.address for agent in there}
+            self.strangers = tuple(sorted(strangers))
         return names
+
+    def _listen(self) -> None:
+        self._nodes_key = z85.decode(wire.keys(self.starter.secret, "node", self.run)[0])
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.bind("inproc://zeromq.zap.01")  # where libzmq asks who may come in (RFC 27)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in wire.OPTIONS.items():
+            self._socket.set(option, value)
+        self._socket.router_handover = 1  # an agent that connects again is the same one
+        self._socket.curve_server = 1
+        self._socket.curve_publickey, self._socket.curve_secretkey = wire.keys(self.starter.secret, "head", self.run)
+        try:
+            self._socket.bind(f"tcp://{self.address}:{self.port or '*'}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise Refused(
+                f"port {self.port} of this host is not free ({error.strerror}): --fleet-head HOST:PORT names another"
+            ) from None
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        for each in (self._gate, self._socket, self._bell):
+            self._poller.register(each, zmq.POLLIN)
 
     def _number(self, started: Mapping[int, str]) -> dict[int, str]:
         """By index; those without one as they are expected, and by name. Where several hosts have one name, with what
@@ -118,6 +125,7 @@ class Transport:
             return (who.index is None, who.index or 0, known, natural(who.name))
 
         self._nodes = sorted(agents, key=key)
+        self.dialled = {node: agent.who for node, agent in enumerate(self._nodes) if agent.line}
         hosts = Counter(agent.who.name for agent in agents)
         places = Counter((agent.who.name, agent.address) for agent in agents)
         names = {}
@@ -131,28 +139,36 @@ class Transport:
 
     def _take_in(self) -> list[tuple[_Agent, bytes]]:
         """The messages that have come, with who sent them; those that dial in are noted."""
-        assert self._listener is not None
+        while self._gate.poll(0):
+            version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
+            may = mechanism == b"CURVE" and credentials == [self._nodes_key]
+            self._turned_away |= set() if may else {wire.plain(address.decode())}
+            answer = (b"200", b"OK") if may else (b"400", b"another run")
+            self._gate.send_multipart((version, request, *answer, b"", b""))
         found = []
-        for name, frame, address in self._listener.receive(self._agents):
-            known = self._agents.get(name)
-            line = known.line if known and known.line else Line(partial(self._listener.send, name))
-            message = line.take(frame)
-            if known and message is not None:
-                found.append((known, message))
-            elif message is not None:
-                self._dialled_in(name, line, message, address)
+        with suppress(zmq.Again):
+            while True:
+                name = self._socket.recv(zmq.NOBLOCK)
+                if (known := self._agents.get(name)) is None:
+                    self._dialled_in(name, self._socket.recv(copy=False))
+                elif known.line and (message := known.line.take(self._socket.recv())) is not None:
+                    found.append((known, message))
         return found
 
-    def _dialled_in(self, name: bytes, line: Line, message: bytes, address: str) -> None:
+    def _dialled_in(self, name: bytes, frame: zmq.Frame) -> None:
+        # To one that is not connected it is dropped, and comes again.
+        line = Line(lambda put: self._socket.send_multipart((name, put)))
         with suppress(ValueError):  # else it is no agent
-            who = codec.unpacked(message, DialIn)
+            who = codec.unpacked(line.take(frame.bytes) or b"", DialIn)
             doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
             if self.only_expected and expected_as(who.name, self.expected) is None:
-                line.send(NOT_NEEDED)
-            elif self._nodes or doubled:
-                line.send(TOO_LATE)
+                line.send(codec.packed(End(OVER)))
+            elif doubled:
+                line.send(codec.packed(End(f"another node has its number, {who.index}, too")))
+            elif self._nodes:
+                line.send(codec.packed(End("the run has begun without it")))
             else:
-                self._agents[name] = _Agent(who, line, address)
+                self._agents[name] = _Agent(who, line, wire.plain(str(frame.get("Peer-Address"))))
                 line.send(BEAT)
 
     # ------------------------------------------------------------ messages
@@ -165,9 +181,8 @@ class Transport:
 
     def receive(self, timeout: float) -> list[Event]:
         """What has come from any node, as soon as anything has; [] after `timeout` seconds."""
-        assert self._listener is not None
         if not self._early and not self._unsent:
-            self._listener.wait(timeout)
+            self._poller.poll(int(1000 * max(0.0, timeout)))
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while self._unsent:
@@ -175,8 +190,8 @@ class Transport:
             if line := self._nodes[node].line:
                 line.send(message)
         ended = self.starter.ended()  # asked first: what it sent before it ended comes before its end
-        events, self._early = self._early, []
-        events += [(agent.node, message) for agent, message in self._take_in()]
+        events: list[Event] = [(agent.node, message) for agent, message in (*self._early, *self._take_in())]
+        self._early = []
         for node, index in self.own.items():
             if index in ended and node not in self._gone:
                 self._gone.add(node)
@@ -186,8 +201,5 @@ class Transport:
     def close(self, timeout: float) -> dict[int, str]:
         """Those of its own agents that could not be ended, and why."""
         left = self.starter.close(timeout)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-            os.close(self._bell)
+        self._context.destroy(linger=0)
         return {node: left[index] for node, index in self.own.items() if index in left}

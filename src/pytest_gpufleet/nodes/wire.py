@@ -11,8 +11,7 @@ import ipaddress
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Container, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
@@ -77,7 +76,7 @@ def keys(secret: bytes, role: str, run: str = "") -> tuple[bytes, bytes]:
 class Line:
     """Both directions between the head and one agent. `put` sends a frame, now or when there is a connection."""
 
-    def __init__(self, put: Callable[[bytes], None]) -> None:
+    def __init__(self, put: Callable[[bytes], object]) -> None:
         self._put = put
         self._unconfirmed: deque[bytes] = deque()
         self._first = 0  # the number of the first of these
@@ -115,92 +114,22 @@ class Line:
         self._put(HEADER.pack(number, self._heard) + message)
 
 
-class Listener:
-    """The head's end. `send` and `receive` are for one thread; frames are with the names that agents have chosen."""
-
-    def __init__(self, secret: bytes, run: str, address: str, port: int) -> None:
-        """`address`: "*" for all of this host; `port`: 0 for any. Refused if somebody else has it."""
-        self._context = zmq.Context()
-        self._nodes_key = z85.decode(keys(secret, "node", run)[0])
-        self._gate = self._context.socket(zmq.REP)
-        self._gate.bind("inproc://zeromq.zap.01")  # where libzmq asks who may come in (RFC 27)
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in OPTIONS.items():
-            self._socket.set(option, value)
-        self._socket.router_handover = 1  # an agent that connects again is the same one
-        self._socket.curve_server = 1
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys(secret, "head", run)
-        try:
-            self._socket.bind(f"tcp://{address}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise Refused(
-                f"port {port} of this host is not free ({error.strerror}): --fleet-head HOST:PORT names another"
-            ) from None
-        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self.turned_away: set[str] = set()  # addresses of those with the same secret and another run
-        self._poller = zmq.Poller()
-        for each in (self._gate, self._socket):
-            self._poller.register(each, zmq.POLLIN)
-
-    def wake_by(self, descriptor: int) -> None:
-        """End `wait` when this can be read, too."""
-        self._poller.register(descriptor, zmq.POLLIN)
-
-    def wait(self, seconds: float) -> None:
-        self._poller.poll(int(max(0.0, seconds) * 1000))
-
-    def send(self, agent: bytes, frame: bytes) -> None:
-        self._socket.send_multipart((agent, frame))  # of one that is not connected it is dropped, and comes again
-
-    def receive(self, known: Container[bytes] = ()) -> Iterator[tuple[bytes, bytes, str]]:
-        """What has come by now: from whom, the frame, the address that it came from, "" of who is `known`."""
-        while self._gate.poll(0):
-            self._answer_gate()
-        with suppress(zmq.Again):
-            while True:
-                name = self._socket.recv(zmq.NOBLOCK)
-                if name in known:
-                    yield name, self._socket.recv(), ""
-                else:
-                    frame = self._socket.recv(copy=False)
-                    yield name, frame.bytes, str(frame.get("Peer-Address"))
-
-    def _answer_gate(self) -> None:
-        version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
-        may = mechanism == b"CURVE" and credentials == [self._nodes_key]
-        if not may:
-            self.turned_away.add(_plain(address.decode()))
-        answer = (b"200", b"OK") if may else (b"400", b"another run")
-        self._gate.send_multipart((version, request, *answer, b"", b""))
-
-    def strangers(self, known: set[str]) -> set[str]:
-        """The addresses that have connected and could not say who they are, beside those that are `known`.
-
-        libzmq reports a handshake that failed, and not whose: the kernel still has the connections, which this side
-        has closed, for a minute (TIME_WAIT).
-        """
-        return (self.turned_away | set(_peers(self.port))) - {_plain(address) for address in known}
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-def _plain(address: str) -> str:
+def plain(address: str) -> str:
     """Without what makes an IPv4 address one of IPv6."""
     mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
     return str(mapped or address)
 
 
-def _peers(port: int) -> Iterator[str]:
-    """The other ends of this host's TCP connections at this port (proc(5): /proc/net/tcp)."""
+def peers(port: int) -> Iterator[str]:
+    """The other ends of TCP connections that this host has closed at this port, for a minute: of those with another
+    secret libzmq says only that a handshake has failed (proc(5): /proc/net/tcp)."""
     for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):  # IPv6 may be off
         for line in table.read_text().splitlines()[1:]:
             _, own, other, state, *_ = line.split()
             if int(own.rpartition(":")[2], 16) == port and state == "06":  # TCP_TIME_WAIT
                 words = bytes.fromhex(other.partition(":")[0])
                 packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-                yield _plain(str(ipaddress.ip_address(packed)))
+                yield plain(str(ipaddress.ip_address(packed)))
 
 
 class Dialled:

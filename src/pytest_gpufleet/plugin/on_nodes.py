@@ -44,14 +44,12 @@ def arguments(config: pytest.Config, options: Options) -> tuple[str, ...]:
 
 def kept(given: Sequence[str]) -> Iterator[str]:
     """`given` without the options above, with their values."""
-    left_out = False
-    for argument in given:
+    arguments = iter(given)
+    for argument in arguments:
         option, equals, _ = argument.partition("=")
-        if left_out:
-            left_out = False
-        elif option in WITH_A_VALUE:
-            left_out = not equals
-        elif option not in WITHOUT:
+        if option in WITH_A_VALUE and not equals:
+            next(arguments, None)
+        elif option not in (*WITH_A_VALUE, *WITHOUT):
             yield argument
 
 
@@ -95,10 +93,10 @@ def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]
     def reached(pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
         found = network.written(run.cluster, REACH, [way for a, b in pairs for way in ((a, b), (b, a))], ports)
         texts: dict[tuple[int, int], list[str]] = {pair: [] for pair in pairs}
-        for (a, b), each in found.items():
-            failed = [one for one in each if one.why]
-            alone.update((one.alone, one.why) for one in failed if one.alone is not None)
-            texts[min(a, b), max(a, b)] += [f"{hosts[a]} to {hosts[b]}, {one.why}" for one in failed]
+        for (a, b), one in ((way, one) for way, each in found.items() for one in each if one.why):
+            texts[min(a, b), max(a, b)].append(f"{hosts[a]} to {hosts[b]}, {one.why}")
+            if one.alone is not None:
+                alone[one.alone] = one.why
         return {pair: some(each, MOST_TEXTS, "; ") for pair, each in texts.items()}
 
     found = nodes.who_is_cut_off(run.cluster.alive, hosts, reached, with_first=False)

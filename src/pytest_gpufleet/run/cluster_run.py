@@ -57,11 +57,9 @@ def take_part(options: Options) -> None:
         if not secret:
             raise Refused(wire.HOW_TO)
         place = f"[{task.head}]" if ":" in task.head else task.head
-        settings = msgspec.structs.replace(
-            settings_for(options), head=f"{place}:{task.port}", towards=task.head, index=task.index,
-            name=task.own_name, run=task.run,
-        )  # fmt: skip
-        agent_process.become(settings, secret)
+        own = {"index": task.index, "name": task.own_name, "run": task.run}
+        reached = {"head": f"{place}:{task.port}", "towards": task.head}
+        agent_process.become(msgspec.structs.replace(settings_for(options), **own, **reached), secret)
 
 
 def _task(options: Options) -> Task | None:
@@ -93,8 +91,7 @@ def transport_for(options: Options) -> Transport:
         hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
-        starter = OwnAgents(task.launcher, "secret", secret, [own])
-        only_expected = options.only_failed is not None
+        starter, only_expected = OwnAgents(task.launcher, "secret", secret, [own]), options.only_failed is not None
         return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, only_expected)
     if options.rehearse and options.address is None:
         if wanted is None:
@@ -129,13 +126,13 @@ class ClusterTarget(Target):
         found = [(hello.machine.get("boot_id") or node, hello.present) for node, hello in hellos.items()]
         # Those of nodes that are one host are there once.
         self.gpus_present = len({(host, bus or index) for host, buses in found for index, bus in enumerate(buses)})
-        self.nodes = len(hellos)
-        self.where = f" of {self.nodes} nodes"
+        self.nodes, self.where = len(hellos), f" of {len(hellos)} nodes"
         self.rehearsal_ranks = rehearsed * len(hellos)
-        self.machines = {}  # at once: they know how long ago that was
-        for node, hello in hellos.items():
-            gpus, machine = self.topology_of(node).gpus, hello.machine
-            self.machines[node] = Machine(gpus, machine.host, machine.taken, present=hello.present, node=node)
+        machines = {node: hello.machine for node, hello in hellos.items()}
+        self.machines = {  # at once: they know how long ago that was
+            node: Machine(self.topology_of(node).gpus, of.host, of.taken, present=hellos[node].present, node=node)
+            for node, of in machines.items()
+        }
 
     def topology_of(self, node: int) -> GpuTopology:
         """With the number of its node in the places of its GPUs."""
@@ -149,10 +146,8 @@ class ClusterTarget(Target):
     @property
     def node_facts(self) -> list[NodeFacts]:
         known = {node: (hello.serial, hello.machine) for node, hello in self._hellos.items()}
-        return [
-            NodeFacts(node, host, *known.get(node, (None, HostFound())), self.topologies[node])
-            for node, host in self.hosts.items()
-        ]
+        own = {node: known.get(node, (None, HostFound())) for node in self.hosts}
+        return [NodeFacts(node, self.hosts[node], *found, self.topologies[node]) for node, found in own.items()]
 
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
@@ -171,10 +166,8 @@ class ClusterRun(Run):
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
-        self._recorded_lost: set[int] = set()
         self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
         self._locked: set[int] = set()
-        self._recorded_left_out: set[int] = set()
 
     # ------------------------------------------------------------ who is there
 
@@ -207,11 +200,10 @@ class ClusterRun(Run):
 
     def cluster_header(self, header: RunHeader) -> RunHeader:
         hellos, transport = self.cluster.hellos, self.cluster.transport
-        interfaces = tuple(hellos[node].interface if node in hellos else "" for node in self.cluster.names)
-        missing = tuple(filter(NAME.fullmatch, transport.missing))  # not "task 3"
         return msgspec.structs.replace(
-            header, nodes_wanted=self.nodes_wanted, nodes_missing=missing, transport=transport.name,
-            secured=transport.secured, interfaces=interfaces,
+            header, nodes_wanted=self.nodes_wanted, transport=transport.starter.name, secured=transport.starter.secured,
+            nodes_missing=tuple(filter(NAME.fullmatch, transport.missing)),  # not "task 3"
+            interfaces=tuple(hellos[node].interface if node in hellos else "" for node in self.cluster.names),
         )  # fmt: skip
 
     def machines(self) -> tuple[Machine, ...]:
@@ -245,7 +237,7 @@ class ClusterRun(Run):
         transport, there, wanted = self.cluster.transport, len(self.cluster.names), self.nodes_wanted
         if wanted and wanted != there:
             text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
-            racks = _wanted_hosts(self.options)
+            racks = self.hosts_wanted
             if missing := [f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing]:
                 text += f": {', '.join(missing)} did not come"
             if knocked := ", ".join(transport.strangers):
@@ -253,17 +245,20 @@ class ClusterRun(Run):
             self.accuse(Fault("node_missing" if there < wanted else "node_too_many", (), text))
         self.accuse_lost("")
 
+    @cached_property
+    def hosts_wanted(self) -> dict[str, str]:
+        return _wanted_hosts(self.options)
+
     @property
     def nodes_wanted(self) -> int:
         """0 if all are to be used."""
-        nodes = self.options.nodes
-        return len(_wanted_hosts(self.options)) or (nodes if isinstance(nodes, int) else 0)
+        return len(self.hosts_wanted) or (self.options.nodes if isinstance(self.options.nodes, int) else 0)
 
     def accuse_lost(self, check: str) -> list[Fault]:
         """Put on record the loss of each node of which that was not known yet."""
+        assert self.evidence is not None
         faults, lost = [], self.cluster.lost
-        for node in lost.keys() - self._recorded_lost:
-            self._recorded_lost.add(node)
+        for node in lost.keys() - self.evidence.record.lost.keys():
             self.record(NodeLost(node=node, why=str(lost[node])))
             faults.append(Fault("node_lost", (Place(node, "node"),), str(lost[node]), "", check, bool(check)))
             self.accuse(faults[-1])
@@ -291,9 +286,8 @@ class ClusterRun(Run):
         for node, why_not in self.cluster.ask_each(asked, LOCK_SECONDS).items():
             if not why_not:
                 self._locked.add(node)
-            elif node in self.cluster.alive:  # else its loss is text
-                text = f"its GPUs could not be locked: {why_not}" if isinstance(why_not, Trouble) else why_not
-                self._give_up(node, text)
+            elif node in self.cluster.alive:  # else its loss is on record
+                self._give_up(node, "its GPUs could not be locked: " * isinstance(why_not, Trouble) + str(why_not))
 
     # ------------------------------------------------------------ one after the other
 
@@ -356,10 +350,10 @@ class ClusterRun(Run):
 
     def _note_left_out(self) -> None:
         """Put on record who is left out by now: by this run, or by its ranks' engine."""
-        for node, why in self.cluster.left_out.items():
-            if node not in self._recorded_left_out:
-                self._recorded_left_out.add(node)
-                self.record(NodeLeftOut(node=node, why=why))
+        assert self.evidence is not None
+        left_out = self.cluster.left_out
+        for node in left_out.keys() - self.evidence.record.left_out.keys():
+            self.record(NodeLeftOut(node=node, why=left_out[node]))
 
     def finish(self, cut_short: bool) -> None:
         """What nodes are still at is not waited for."""

@@ -38,18 +38,16 @@ TIMES_THE_MEDIAN = 5
 
 @dataclass
 class NodeRun:
-    """The run of a node alone. `folder`: where its files are brought. `outcomes`: of the checks that have ended.
-    `digest`: the SHA-256 of its evidence, once that is here. `taken_over`: it was made when an earlier run on all nodes
-    was, with which this one goes on, and has this name."""
+    """The run of a node alone."""
 
     node: int
     host: str
-    folder: RunFolder
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    folder: RunFolder  # where its files are brought
+    outcomes: Counter[Outcome] = field(default_factory=Counter)  # of the checks that have ended
     ended: SuiteEnded | None = None
     lost: str | None = None  # why, if it was
-    digest: str = ""
-    taken_over: bool = False
+    digest: str = ""  # the SHA-256 of its evidence, once that is here
+    taken_over: bool = False  # from an earlier run on all nodes, with which this one goes on
     hung: str = ""  # why nobody waits for it any more
     times: list[float] = field(default_factory=list)  # at which its checks ended, and it, in seconds of listening
 
@@ -84,10 +82,10 @@ class NodeRun:
         """What evidence says of it. `own`: as its evidence here has it, None if it is not here."""
         if self.ended is None:
             return NodeFinished(node=self.node, run="", verdict=None)
-        end, status = self.ended, self.ended.exit_status if self.ended.verdict else None
+        end, lowest = self.ended, basis.lowest(own.record) if own else None
         return NodeFinished(
-            node=self.node, run=end.run, verdict=end.verdict, reasons=end.reasons,
-            basis=basis.lowest(own.record) if own else None, exit_status=status, sha256=self.digest,
+            node=self.node, run=end.run, verdict=end.verdict, reasons=end.reasons, basis=lowest,
+            exit_status=end.exit_status if end.verdict else None, sha256=self.digest,
         )  # fmt: skip
 
 
@@ -131,10 +129,9 @@ class NodeRuns:
                 own = self._folder.of_node(node)
                 shutil.copytree(folder.path, own.path)
                 ended = SuiteEnded(record.exit_status or 0, "", name, {}, record.verdict, tuple(record.reasons))
-                outcomes = Counter(check.outcome for check in record.checks.values())
-                self.all[node.index] = NodeRun(
-                    node.index, node.host, own, outcomes, ended, digest=sha256(own.evidence), taken_over=True
-                )
+                run = self.all[node.index] = NodeRun(node.index, node.host, own, ended=ended, taken_over=True)
+                run.outcomes.update(check.outcome for check in record.checks.values())
+                run.digest = sha256(own.evidence)
 
     def start(self, arguments: tuple[str, ...], nodes: Iterable[NodeFound], directory: str) -> dict[int, str]:
         """Start a run on each of these nodes, with these arguments of pytest, in this directory. Why it could not be
@@ -147,10 +144,8 @@ class NodeRuns:
         key = {ALIAS_KEY: os.environ[ALIAS_KEY]} if ALIAS_KEY in os.environ else {}
         asked = [node for node, run in self.all.items() if not run.taken_over]
         answers = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), START_SECONDS)
-        lost = self._cluster.lost
-        troubles = {
-            node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble) and node not in lost
-        }
+        failed = {node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble)}
+        troubles = {node: why for node, why in failed.items() if node not in self._cluster.lost}
         for number in troubles:
             shutil.rmtree(self.all.pop(number).folder.path, ignore_errors=True)
         return troubles
@@ -185,10 +180,8 @@ class NodeRuns:
                 times = [each.times for each in others if not (each.lost or each.died)]
                 if late := behind(run.times, times, now, seconds):
                     pulse = self._cluster.pulses.get(run.node)
-                    at = pulse.check if pulse and pulse.check else "its end"
-                    run.hung = (
-                        f"its own run has been at {at} for {late[0]:.0f} s, which took most others {late[1]:.0f} s"
-                    )
+                    at, text = pulse.check if pulse else "", "for {:.0f} s, which took most others {:.0f} s"
+                    run.hung = f"its own run has been at {at or 'its end'} {text.format(*late)}"
                     found.append(run)
         return found
 

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -20,42 +20,25 @@ from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fingerprint_rules import MOST_PARTS, Work, computed, usual
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 
 UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
 OF_GPUS = {
-    "VBIOS": "vbios",
-    "GSP firmware": "gsp_firmware",
-    "InfoROM": "inforom_version",
-    "GPU memory": "memory_bytes",
-    "power limit": "power_limit_watts",
-    "power smoothing": "power_smoothing",
-    "ECC": "ecc_mode",
-    "MIG": "mig_mode",
-    "compute mode": "compute_mode",
-    "persistence mode": "persistence_mode",
-    "PCIe generation": "pcie_generation_max",
-    "PCIe lanes": "pcie_width_max",
-}
+    "VBIOS": "vbios", "GSP firmware": "gsp_firmware", "InfoROM": "inforom_version", "GPU memory": "memory_bytes",
+    "power limit": "power_limit_watts", "power smoothing": "power_smoothing", "ECC": "ecc_mode", "MIG": "mig_mode",
+    "compute mode": "compute_mode", "persistence mode": "persistence_mode",
+    "PCIe generation": "pcie_generation_max", "PCIe lanes": "pcie_width_max",
+}  # fmt: skip
 OF_HOST = {
-    "kernel": "kernel",
-    "system": "system",
-    "processors": "processors",
-    "NUMA nodes": "numa_nodes",
-    "processor governor": "cpu_governor",
-    "fabric manager": "fabric_manager",
-    "network plugin of NCCL": "nccl_net_plugin",
-    "locked memory": "locked_memory_limit",
+    "kernel": "kernel", "system": "system", "processors": "processors", "NUMA nodes": "numa_nodes",
+    "processor governor": "cpu_governor", "fabric manager": "fabric_manager",
+    "network plugin of NCCL": "nccl_net_plugin", "locked memory": "locked_memory_limit",
     "open files": "open_files_hard_limit",
-}
+}  # fmt: skip
 OF_PROCESSORS = {
-    "sockets": "sockets",
-    "clock source": "clock_source",
-    "second threads (SMT)": "smt",
-    "NUMA balancing": "numa_balancing",
-    "transparent hugepages": "transparent_hugepages",
-}
+    "sockets": "sockets", "clock source": "clock_source", "second threads (SMT)": "smt",
+    "NUMA balancing": "numa_balancing", "transparent hugepages": "transparent_hugepages",
+}  # fmt: skip
 # Of network ports at the highest rate: one of an MTU of 9000 sends what another one of 1500 drops, and jobs name the
 # rest alike on all nodes (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_GID_INDEX, NCCL_IB_PKEY).
 OF_PORTS = {
@@ -73,13 +56,12 @@ SHOWN = 12  # digits of a hash: who wants all of them has the evidence
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact in which hosts differ. `usual`: what more than half of them have, None if no value has so many. `others`:
-    the hosts that have another value, by that; all of them if nothing is usual. `code`: what kind of fault it is."""
+    """A fact in which hosts differ."""
 
     fact: str
-    usual: str | None
-    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    code: str = "host_unlike_others"
+    usual: str | None  # what more than half of them have, None if no value has so many
+    others: Mapping[str, tuple[str, ...]]  # the hosts that have another value, by that; all of them if nothing is usual
+    code: str = "host_unlike_others"  # what kind of fault it is
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -88,10 +70,8 @@ class Difference:
     @property
     def text(self) -> Said:
         """ "driver: 575.57 (node-9); most have 580.95" """
-        named = [
-            Said("{value} ({hosts})", value=Said(value), hosts=some(hosts, MOST_NAMES))
-            for value, hosts in self.others.items()
-        ]
+        of_value = ((Said(value), some(hosts, MOST_NAMES)) for value, hosts in self.others.items())
+        named = [Said("{value} ({hosts})", value=value, hosts=hosts) for value, hosts in of_value]
         text = "{fact}: {others}" if self.usual is None else "{fact}: {others}; most have {usual}"
         return Said(text, fact=Said(self.fact), others=Listed(named), usual=Said(self.usual or ""))
 
@@ -115,21 +95,18 @@ def run_otherwise(records: Records) -> list[Difference]:
     return _differences(records, _run)
 
 
-def faults(differences: Iterable[Difference], runs: NodeRuns) -> list[Fault]:
-    """Each host that differs, and each fact of which nobody can say who differs."""
-    node = {run.host: Place(number, "node") for number, run in runs.items()}
-    return [fault for each in differences for fault in _of_nodes(each, node.__getitem__, False)]
-
-
-def _of_nodes(each: Difference, node: Callable[[str], Place], all_if_none: bool) -> list[Fault]:
-    """`all_if_none`: all nodes are named where none has what is usual; else nobody is."""
-    if each.usual is None:
-        return [Fault(each.code, tuple(map(node, each.hosts)) if all_if_none else (), str(each.text))]
-    return [
-        Fault(each.code, (node(name),), f"{each.fact} is {value}, of most hosts {each.usual}")
-        for value, names in each.others.items()
-        for name in names
-    ]
+def faults(differences: Iterable[Difference], nodes: Mapping[str, int], all_if_none: bool = False) -> list[Fault]:
+    """Each host that differs, and each fact of which nobody can say who differs, which names nobody or `all_if_none`.
+    `nodes`: the number of each host."""
+    found = []
+    for each in differences:
+        at = {name: Place(nodes[name], "node") for name in each.hosts}
+        if each.usual is None:
+            found.append(Fault(each.code, tuple(at.values()) if all_if_none else (), str(each.text)))
+        for value, names in each.others.items() if each.usual is not None else ():
+            what = f"{each.fact} is {value}, of most hosts {each.usual}"
+            found += [Fault(each.code, (at[name],), what) for name in names]
+    return found
 
 
 def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -> list[Fault]:
@@ -149,8 +126,8 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
             if (value := getattr(port, fact)) not in (None, ()):
                 shown = " ".join(value) if fact == "pkeys" else str(value)
                 values[port.rate if fact == "mtu" else model, f"{port.port}: its {what}", code][str(node)] = shown
-    found = [difference(what, each, code) for (_, what, code), each in values.items()]
-    return [fault for each in found if each for fault in _of_nodes(each, lambda name: Place(int(name), "node"), True)]
+    found = (difference(what, each, code) for (_, what, code), each in values.items())
+    return faults(filter(None, found), {str(node): node for node in nodes}, all_if_none=True)
 
 
 def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
@@ -194,8 +171,8 @@ def _machine(record: Record) -> dict[str, str]:
     if not isinstance(devices, Missing):  # how addresses of GPUs are translated: "none" is no IOMMU
         modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
         iommu = " and ".join(sorted(modes)) or "none"
-    of_all_hosts = (name for name in environment if name not in OF_ONE_HOST)
-    variables: dict[str, str] = {_variable(name): environment[name] for name in of_all_hosts}
+    steering = ((name, value) for name, value in environment.items() if name not in OF_ONE_HOST)
+    variables: dict[str, str] = {_variable(name): value for name, value in steering}
     return {
         "GPU model": models(record),
         "number of GPUs": str(len(topology.gpus)),
@@ -279,15 +256,15 @@ def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
 
 def not_compared(records: Records) -> list[str]:
     """Why fingerprints of some machines are not held against those of others; nothing where there is only one kind."""
-    setups: dict[str, list[str]] = defaultdict(list)
+    found = []
     for name, record in records.items():
         driver = f"driver {_branch(record) or 'none'}"
-        of_work = (
-            ", ".join([work.kind, driver, *(f"{library} {version}" for library, version in work.software)])
+        of_work = {
+            ", ".join([work.kind, driver, *(f"{library} {version}" for library, version in work.software)]): None
             for work in _computed(record)
-        )
-        for setup in dict.fromkeys(of_work) or ["none"]:
-            setups[setup].append(name)
+        }
+        found += [(setup, name) for setup in of_work or ["none"]]
+    setups = grouped(found)
     if len(setups) < 2:
         return []
     each = "; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items())

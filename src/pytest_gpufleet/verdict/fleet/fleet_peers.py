@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
@@ -49,15 +50,14 @@ FAMILY = {metric: family for family, metrics in FAMILIES.items() for metric in m
 
 @dataclass(frozen=True)
 class SlowPlaces:
-    """Places of a host that are worse than the fleet's peers in what `check` measured. `everywhere`: the host as a
-    whole is, by the median of its places. `peers`: how many places of the fleet it was measured at."""
+    """Places of a host that are worse than the fleet's peers in what `check` measured."""
 
     node: int
     figure: Figure
     check: str
     places: tuple[Outlier, ...]
-    everywhere: bool
-    peers: int
+    everywhere: bool  # the host as a whole is, by the median of its places
+    peers: int  # how many places of the fleet it was measured at
 
     @property
     def worst(self) -> Outlier:
@@ -73,29 +73,25 @@ class SlowPlaces:
         return Fault("slower_than_peers", subjects, what)
 
 
-@dataclass(frozen=True)
-class FleetPeers:
-    """Who is `slow` by two measurements: another family of them, or the same one once more; who is by one measurement
-    `alone`, which is no fault yet; and the hosts of which figures are held against no other host's. All by host, the
-    worst first."""
+class FleetPeers(NamedTuple):
+    """All by host, the worst first."""
 
-    slow: tuple[SlowPlaces, ...]
-    alone: tuple[SlowPlaces, ...]
-    without_peers: tuple[str, ...]
+    slow: tuple[SlowPlaces, ...]  # by two measurements: another family of them, or the same one once more
+    alone: tuple[SlowPlaces, ...]  # by one, which is no fault yet
+    without_peers: tuple[str, ...]  # hosts of which figures are held against no other host's
 
 
 @dataclass(frozen=True)
 class _Alike:
     """The values of one figure at places that are alike: GPUs of one model and part number, pairs of them, or hosts of
-    such GPUs; and the machine of one of them. `lone`: the one host with its part number, beside the boards of others.
-    Those of all figures are in memory at once, so they are no dict here."""
+    such GPUs. Those of all figures are in memory at once, so they are no dict here."""
 
     figure: Figure
     check: str
     places: Sequence[Where]
     values: "array[float]"
-    topology: GpuTopology
-    lone: int | None = None
+    topology: GpuTopology  # the machine of one of them
+    lone: int | None = None  # the one host with its part number, beside the boards of others
 
     @property
     def by_node(self) -> dict[int, list[Where]]:
@@ -236,12 +232,12 @@ TO_WORK_TOGETHER = (*SOFTWARE.values(), "network plugin of NCCL", "VBIOS", "GSP 
 
 def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
     """In what nodes differ from most of them: driver, firmware, kernel, libraries, environment, limits."""
-    return equality.faults(equality.unlike(_records(runs)), runs)
+    return equality.faults(equality.unlike(_records(runs)), _numbers(runs))
 
 
 def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
     """Nodes whose GPUs agree on other bits than those of the same model on most nodes; of two, nobody can say which."""
-    return equality.faults(equality.other_bits(_records(runs)), runs)
+    return equality.faults(equality.other_bits(_records(runs)), _numbers(runs))
 
 
 def fingerprints_in_common(runs: NodeRuns) -> bool:
@@ -253,15 +249,18 @@ def _records(runs: NodeRuns) -> dict[str, Record]:
     return {run.host: run.record for run in runs.values()}
 
 
+def _numbers(runs: NodeRuns) -> dict[str, int]:
+    return {run.host: node for node, run in runs.items()}
+
+
 def minority(runs: NodeRuns) -> dict[int, str]:
     """The nodes with other software or firmware than most, and which: together with them a failure would say nothing of
     the network. None where nobody can say who differs."""
-    numbers = {run.host: node for node, run in runs.items()}
-    found: dict[int, str] = {}
+    numbers, found = _numbers(runs), dict[int, str]()
     for each in equality.unlike(_records(runs)):
         for value, hosts in each.others.items() if each.usual and each.fact in TO_WORK_TOGETHER else ():
-            for host in hosts:
-                found.setdefault(numbers[host], f"{each.fact} is {value} there, of most nodes {each.usual}")
+            text = f"{each.fact} is {value} there, of most nodes {each.usual}"
+            found = {**{numbers[host]: text for host in hosts}, **found}
     return found
 
 

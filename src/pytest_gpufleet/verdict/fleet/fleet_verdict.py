@@ -49,13 +49,6 @@ WORDS: dict[GapKind, str] = {
     "run otherwise": "whose runs differ",
 }
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
-# By whether it is one host, and whether a verb follows.
-SEVERAL = {
-    (True, True): "1 host ({hosts}) is",
-    (True, False): "1 host ({hosts})",
-    (False, True): "{count} hosts ({hosts}) are",
-    (False, False): "{count} hosts ({hosts})",
-}
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,28 +66,22 @@ class FailedNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Fleet:
-    """The hosts, whose numbers are the nodes of all places here; what is wrong with them beside what their own runs
-    say; and what all amounts to.
+    """What is wrong with hosts beside what their own runs say, and what all amounts to."""
 
-    `slow`: places that are worse than their peers on all hosts, by two measurements; `odd`: by one alone.
-    `gaps`: why the fleet is not complete. `notes` change nothing. `grades`: by how many figures the verdict stands on
-    limits of which grade. `failed`: whom any of this rejects.
-    """
-
-    hosts: tuple[HostRun, ...]
+    hosts: tuple[HostRun, ...]  # by their numbers, which are the nodes of all places here
     expected: tuple[str, ...] | None
     unusable: tuple[Unusable, ...]
-    gaps: tuple[Gap, ...]
-    notes: tuple[str, ...]
+    gaps: tuple[Gap, ...]  # why the fleet is not complete
+    notes: tuple[str, ...]  # which change nothing
     differences: tuple[Difference, ...]
-    slow: tuple[SlowPlaces, ...]
-    odd: tuple[SlowPlaces, ...]
+    slow: tuple[SlowPlaces, ...]  # worse than their peers on all hosts, by two measurements
+    odd: tuple[SlowPlaces, ...]  # by one alone
     faults: tuple[Fault, ...]
-    grades: dict[Grade, int]
+    grades: dict[Grade, int]  # by how many figures the verdict stands on limits of which grade
     verdict: VerdictWord
     reasons: tuple[str, ...]
     exit_status: int
-    failed: tuple[FailedNode, ...] = ()
+    failed: tuple[FailedNode, ...] = ()  # whom any of this rejects
 
     @property
     def lowest(self) -> Grade | None:
@@ -126,7 +113,7 @@ def judge_fleet(
     gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
     runs_of = dict(enumerate(hosts))
     differences, peers = (*equality.unlike(records), *other_bits(records)), slow_places(runs_of)
-    unlike = equality.faults(differences, runs_of)
+    unlike = equality.faults(differences, {run.host: node for node, run in runs_of.items()})
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
     notes += [*not_compared(records), *_notes(hosts, real, peers)]
     if expected is None and not (over and all(record.run.nodes_wanted for record in over)):
@@ -166,9 +153,9 @@ def _against(
     differences: Sequence[Difference],
 ) -> list[str]:  # fmt: skip
     """What rejects a fleet."""
-    names = dict.fromkeys(run.host for run in hosts if run.record.verdict == "REJECTED")
-    names |= {record.hosts[node]: None for record in over for node, end in record.finished.items() if rejected(end)}
-    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts([*names]))] if names else []
+    names = [run.host for run in hosts if run.record.verdict == "REJECTED"]
+    names += [record.hosts[node] for record in over for node, end in record.finished.items() if rejected(end)]
+    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts([*dict.fromkeys(names)]))] if names else []
     reasons += _by_kind([gap for gap in gaps if gap.kind == "lost"])
     for record in over:
         reasons += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
@@ -204,14 +191,13 @@ def _verdict(
     open_points = [*open_points, *untested]
     open_points += [] if hosts else ["there is no run that counts"]
     open_points += [reason for record in over if record.verdict == "INCOMPLETE" for reason in record.reasons]
-    if against:
-        return "REJECTED", [*against, *open_points, *notes], EXIT_STATUS["REJECTED"]
-    if open_points:
-        return "INCOMPLETE", [*open_points, *notes], EXIT_STATUS["INCOMPLETE"]
-    all_of_them = _hosts([run.host for run in hosts])
-    accepted = Said("{hosts} ACCEPTED, and none differs from the others", hosts=all_of_them)
-    done = [reason for record in over for reason in record.reasons]
-    return "ACCEPTED", [accepted, *done, *notes], EXIT_STATUS["ACCEPTED"]
+    if against or open_points:
+        word: VerdictWord = "REJECTED" if against else "INCOMPLETE"
+        return word, [*against, *open_points, *notes], EXIT_STATUS[word]
+    text = "{hosts} ACCEPTED, and none differs from the others"
+    accepted: list[str] = [Said(text, hosts=_hosts([run.host for run in hosts]))]
+    accepted += [reason for record in over for reason in record.reasons]
+    return "ACCEPTED", [*accepted, *notes], EXIT_STATUS["ACCEPTED"]
 
 
 ALONE: NodeRuns = MappingProxyType({})
@@ -251,7 +237,9 @@ def _by_kind(gaps: Sequence[Gap]) -> list[str]:
 
 def _hosts(names: Sequence[str], verb: bool = True) -> str:
     """ "2 hosts (node-1, node-2) are" """
-    return Said(SEVERAL[len(names) == 1, verb], count=len(names), hosts=some(names, MOST_NAMES))
+    one = "1 host ({hosts}) is" if verb else "1 host ({hosts})"
+    more = "{count} hosts ({hosts}) are" if verb else "{count} hosts ({hosts})"
+    return Said(one if len(names) == 1 else more, count=len(names), hosts=some(names, MOST_NAMES))
 
 
 # ---------------------------------------------------------------- the nodes that failed, for programs that drain nodes
@@ -281,7 +269,7 @@ def failed_nodes(hosts: Sequence[HostRun], faults: Iterable[Fault], over: Iterab
 
 
 def _of_own_run(record: Record) -> Iterator[Reason]:
-    if record.verdict != "REJECTED" and not (record.run.rehearsal and record.exit_status == 1):
+    if not rejected(record):
         return
     beside = disturbed(record)
     faults = [each for each in all_faults(record) if each.check not in beside and each.name != NEIGHBOUR]
@@ -306,9 +294,8 @@ def _between(record: Record) -> Iterator[tuple[int, Fault]]:
 
 def _of_fault(fault: Fault, topology: GpuTopology) -> Reason:
     uuids = {gpu.place: gpu.uuid for gpu in topology.gpus}
-    parts = dict.fromkeys(part for subject in fault.subjects for part in subject.parts)
-    gpus = tuple(uuids[part] for part in parts if part in uuids)
-    return _reason(fault.name, fault.described(topology.identity), gpus)
+    gpus = dict.fromkeys(uuids[part] for subject in fault.subjects for part in subject.parts if part in uuids)
+    return _reason(fault.name, fault.described(topology.identity), tuple(gpus))
 
 
 def _reason(name: str, message: str, gpus: tuple[str, ...] = ()) -> Reason:

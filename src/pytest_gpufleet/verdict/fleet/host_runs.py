@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -65,12 +65,8 @@ class HostRun:
     def shared(self, places: Iterable[Where]) -> bool:
         """Whether a process of somebody else used a GPU in each of these places of it, whatever its number."""
         busy = {part.index for cause in causes(self.record) if cause.name == NEIGHBOUR for part in at(cause.subjects)}
-        every = frozenset(gpu.index for gpu in self.record.topology.gpus)
-        of_place = (
-            every if place.parts[0].kind == "node" else {part.index for part in place.parts if part.kind == "gpu"}
-            for place in places
-        )
-        return all(busy & gpus for gpus in of_place)
+        parts = ([part for part in place.parts if part.kind in ("gpu", "node")] for place in places)
+        return all(busy and any(part.kind == "node" or part.index in busy for part in each) for each in parts)
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -81,8 +77,7 @@ class HostRun:
 NodeRuns = Mapping[int, HostRun]
 
 
-@dataclass(frozen=True)
-class Unusable:
+class Unusable(NamedTuple):
     """A folder of which nothing counts, and why. `host`: whose it says that it is, if it says so."""
 
     folder: str
@@ -90,8 +85,7 @@ class Unusable:
     why: str
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """What keeps a fleet from being complete: the hosts, by their names, and what it is."""
 
     kind: GapKind
@@ -237,18 +231,15 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
     """One run of each host, the newest, in the order of their names; which others there are; and names and GPUs that
     two machines have."""
     of_host = grouped((run.host, run) for run in runs)
-    hosts: list[HostRun] = []
-    notes: list[str] = []
-    gaps: list[Gap] = []
+    hosts, notes, gaps = list[HostRun](), list[str](), list[Gap]()
     for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
         *others, newest = sorted(found, key=lambda run: run.record.run.began)
         hosts.append(replace(newest, earlier=tuple(run.record for run in others if run.gpus & newest.gpus)))
         if others:
             text = "{host} has {count} runs: the newest counts, {folder} of {utc} ({verdict}), and not {others}"
             older = ", ".join(f"{run.folder} ({run.record.verdict})" for run in others)
-            utc, verdict = newest.record.run.utc, newest.record.verdict
-            which = {"host": host, "count": len(found), "folder": newest.folder, "utc": utc, "verdict": verdict}
-            notes.append(Said(text, **which, others=older))
+            newer = {"folder": newest.folder, "utc": newest.record.run.utc, "verdict": newest.record.verdict}
+            notes.append(Said(text, host=host, count=len(found), others=older, **newer))
         if strangers := [run.folder for run in others if run.gpus and not run.gpus & newest.gpus]:
             text = "{folder} and {others} have one name and no GPU in common: are these two machines?"
             gaps.append(Gap("one name", (host,), Said(text, folder=newest.folder, others=", ".join(strangers))))
@@ -303,7 +294,7 @@ def of_nodes(record: Record, there: Collection[str]) -> Iterator[Gap]:
     yield from _in_several((gpu, node.host) for node in record.run.nodes for gpu in {*node.gpus})
 
 
-def rejected(end: NodeFinished) -> bool:
+def rejected(end: NodeFinished | Record) -> bool:
     return end.verdict == "REJECTED" or (end.verdict == "REHEARSAL" and end.exit_status == 1)
 
 
