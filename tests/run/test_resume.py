@@ -387,7 +387,7 @@ def test_another_machine_is_told_in_a_sentence_for_each_thing(run_pytest):
     assert error.endswith("this is not the same machine and setup:")
     assert [line.strip() for line in lines] == [
         "what --gpus asks for was 4, is 3", "the number of GPUs in the machine was 4, is 3",
-        "the number of ranks was 4, is 3", "GPU 2: serial number was 0000000000002, is 4711",
+        "the number of ranks was 4, is 3", "GPU 2: serial was 0000000000002, is 4711",
         "GPU 3 is not there any more", "machine: kernel was 6.18.44-fc-v657-gpu, is 7.0",
     ]  # fmt: skip
 

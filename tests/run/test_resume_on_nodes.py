@@ -83,5 +83,5 @@ def test_another_set_of_nodes_is_refused(hosts, wanted, words, interrupted):
 def test_a_gpu_that_was_exchanged_is_named_with_its_node(interrupted):
     folder, then = interrupted()
     now = clusters.begun(("gf1", "gf2", "gf10"), 3, then.run.profile, machines=("gf1", "gf2", "other"))
-    with pytest.raises(Refused, match=r"gf10 GPU 0: serial number was gf10-S0, is other-S0"):
+    with pytest.raises(Refused, match=r"gf10 GPU 0: serial was gf10-S0, is other-S0"):
         resume.check_same(folder, then, now)

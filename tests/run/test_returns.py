@@ -84,6 +84,8 @@ CASES = {
     "modules only root may read": ("dimm", "", as_it_was, set_host(memory_modules=AS_ROOT), [], 1),
     "the BIOS": ("board", "", as_it_was, set_host(dmi={**DMI, "bios_version": "2.2"}), ["part_changed node"], 0),
     "the mainboard": ("board", "board", as_it_was, set_host(dmi={**DMI, "board_serial": "B-B"}), [], 0),
+    "a mainboard of which only root may read the serial number": (
+        "board", "board", set_host(dmi={**DMI, "board_serial": None}), as_it_was, [], 1),
     "a link is lost": ("gpu", "gpu3", as_it_was, then(NEW, lost), ["part_changed gpu0"], 0),
     "a link is repaired": ("gpu", "gpu3", lost, NEW, [], 0),
 }  # fmt: skip

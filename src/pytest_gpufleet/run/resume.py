@@ -115,8 +115,8 @@ def _things(record: Record) -> Things:
         gpus = record.topologies[node].gpus if node in record.topologies else ()
         for part in parts(gpus, found):
             if part.at:
-                known = part.facts.items()
-                things[f"{whose}{part.called}"] = {what: value for what, value in known if what not in LINKS}
+                known = ((fact.replace("_", " "), value) for fact, value in part.facts.items() if fact not in LINKS)
+                things[f"{whose}{part.called}"] = dict(known)
         if not found.host:  # a node that was never heard
             continue
         dmi, memory = found.get("dmi") or {}, found.get("memory_bytes")

@@ -15,7 +15,6 @@ from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.across_runs.run_comparison import drift
 from pytest_gpufleet.verdict.fleet.equality import other_bits
 
-Labels = Mapping[str, str]  # of facts, as errors call them, and their names in evidence
 LOAD = (
     "Exactness", "Links", "Transport", "Collectives", "Under load", "Training", "ResNet-50", "Transformer", "Inference",
 )  # fmt: skip
@@ -23,51 +22,42 @@ LOAD = (
 
 @dataclass(frozen=True)
 class Kind:
-    """`fact`: of the host, that lists them; `at`: the names of what says where one is. `known_by`: what no other one
-    has. `with_it`: what may be otherwise if it was replaced, or its firmware updated; `stays`: what may not. `touches`:
-    the chapters of the suite whose checks it can change."""
+    """`fact`: of the host, that lists them; `at`: what says where one is. `known_by`: what no other one has. `with_it`:
+    what may be otherwise if it was replaced, or its firmware updated; `stays`: what may not. All by their names in
+    evidence. `touches`: the chapters of the suite whose checks it can change."""
 
     called: str
     fact: str
     at: tuple[str, ...]
-    known_by: Labels
-    with_it: Labels
-    stays: Labels
+    known_by: tuple[str, ...]
+    with_it: tuple[str, ...]
+    stays: tuple[str, ...]
     touches: tuple[str, ...]
-
-
-def _same(*names: str) -> Labels:
-    return {name: name for name in names}
 
 
 # By the names that --fleet-replaced has for them, with a number behind those of which there are several.
 KINDS = {
     "gpu": Kind(
-        "GPU", "", ("pci_bus_id",), {"serial number": "serial", "UUID": "uuid"},
-        {"part number of the board": "board_part_number", "VBIOS": "vbios", "InfoROM": "inforom_version"},
-        {"model": "name", "memory in bytes": "memory_bytes", "PCI bus id": "pci_bus_id"},
+        "GPU", "", ("pci_bus_id",), ("serial", "uuid"), ("board_part_number", "vbios", "inforom_version"),
+        ("name", "memory_bytes", "pci_bus_id"),
         ("PCIe", "Fingerprint", "Compute", "Memory", *LOAD, "DCGM", "Endurance"),
     ),
     "nic": Kind(
-        "network port", "network_ports", ("port",), _same("guid"), _same("firmware", "board"), _same("port", "adapter"),
+        "network port", "network_ports", ("port",), ("guid",), ("firmware", "board"), ("port", "adapter"),
         ("PCIe", "Transport", "Network adapters"),
     ),
-    "disk": Kind(
-        "drive", "nvme", ("address",), _same("serial"), _same("model", "firmware"), _same("address", "bytes"),
-        ("Disks",),
-    ),
+    "disk": Kind("drive", "nvme", ("address",), ("serial",), ("model", "firmware"), ("address", "bytes"), ("Disks",)),
     "dimm": Kind(
-        "memory module", "memory_modules", ("locator", "bank"), _same("serial"), _same("part"),
-        _same("locator", "bank", "bytes"), ("Host", "Links", "Endurance"),
+        "memory module", "memory_modules", ("locator", "bank"), ("serial",), ("part",), ("locator", "bank", "bytes"),
+        ("Host", "Links", "Endurance"),
     ),
     "board": Kind(
-        "mainboard", "dmi", (), {"serial number": "board_serial"},
-        {"mainboard": "board", "version of the BIOS": "bios_version", "date of the BIOS": "bios_date"},
-        {"maker": "vendor", "product": "product"}, ("Host", "PCIe", "Disks", "Network adapters", *LOAD),
+        "mainboard", "dmi", (), ("board_serial",), ("board", "bios_version", "bios_date"), ("vendor", "product"),
+        ("Host", "PCIe", "Disks", "Network adapters", *LOAD),
     ),
 }  # fmt: skip
 FIRMWARE = "firmware"  # --fleet-replaced: that of any part was updated
-LINKS = ("NVLinks", "lanes of PCIe")  # of a GPU: how many there are, of which more is a repair
+LINKS = ("NVLinks", "PCIe lanes")  # of a GPU: how many there are, of which more is a repair
 
 
 @dataclass(frozen=True)
@@ -84,32 +74,29 @@ class Part:
     @property
     def ids(self) -> set[tuple[str, Any]]:
         """What no other part has, as far as it can be read."""
-        return {(label, value) for label in self.kind.known_by if (value := self.facts[label])}
+        return {(fact, value) for fact in self.kind.known_by if (value := self.facts[fact])}
 
     @property
     def number(self) -> str:
         """Its serial number, of a network port its GUID."""
-        return str(self.facts[next(iter(self.kind.known_by))] or "unknown")
+        return str(self.facts[self.kind.known_by[0]] or "unknown")
 
 
 def parts(gpus: Iterable[Gpu], host: HostFound) -> Iterator[Part]:
     """Of one machine, in its order; an empty slot for memory is none."""
-    for gpu in gpus:
-        links = dict(zip(LINKS, (gpu.nvlinks_active, gpu.get("pcie_width_max")), strict=True))
-        yield _part("gpu", f"gpu{gpu.index}", str(gpu.index), gpu.place, gpu, **links)
     for name, kind in KINDS.items():
-        found = host.get(kind.fact) or ()
-        for number, each in enumerate([found] if kind.fact == "dmi" and found else found):
-            if each.get("bytes") != 0:
-                at = " ".join(str(each[key]) for key in kind.at if each.get(key))
-                place = Place(0, "nic", number) if name == "nic" else THIS_NODE
-                yield _part(name, f"{name}{number}" if kind.at else name, at, place, each)
-
-
-def _part(kind: str, name: str, at: str, place: Place, found: Any, **links: int | None) -> Part:
-    of = KINDS[kind]
-    facts = {label: found.get(fact) for label, fact in {**of.known_by, **of.stays, **of.with_it}.items()}
-    return Part(name, of, f"{of.called} {at}".rstrip(), facts.get("PCI bus id") or at, place, {**facts, **links})
+        found: Any = gpus if name == "gpu" else host.get(kind.fact) or ()
+        for number, each in enumerate([found] if name == "board" and found else found):
+            facts = {fact: each.get(fact) for fact in (*kind.known_by, *kind.stays, *kind.with_it)}
+            called = at = " ".join(str(each.get(key)) for key in kind.at if each.get(key))
+            place = Place(0, "nic", number) if name == "nic" else THIS_NODE
+            if name == "gpu":
+                number, called, place = each.index, str(each.index), each.place
+                at = at or called
+                facts |= dict(zip(LINKS, (each.nvlinks_active, each.get("pcie_width_max")), strict=True))
+            if name == "gpu" or each.get("bytes") != 0:
+                numbered = f"{name}{number}" if kind.at else name
+                yield Part(numbered, kind, f"{kind.called} {called}".rstrip(), at, place, facts)
 
 
 # By chapter those that its limits follow from (physical_limits.py), and what NCCL sends over: they run before it.
@@ -165,17 +152,17 @@ def _held(old: Part | None, part: Part | None, returns: Returns) -> Iterator[Fau
         was = f"another part than before ({old.number})" if old else "not there before"
         yield Fault("part_not_named", (part.place,), f"{whose}{was}, and --fleet-replaced does not name {part.name}")
     elif named and not other:
-        unknown = f"{part.called}: without its {next(iter(part.kind.known_by))} nobody knows whether it was replaced"
+        unknown = f"{part.called}: without its {part.kind.known_by[0]} nobody knows whether it was replaced"
         still = Fault("part_not_replaced", (part.place,), f"{whose}the same part as before")
-        yield still if part.ids else unknown
+        yield still if old and old.ids & part.ids else unknown
     if old is None or (other and not named):
         return
     may_change = other or FIRMWARE in returns.replaced
-    for label in {**part.kind.stays, **({} if may_change else part.kind.with_it), **dict.fromkeys(LINKS)}:
-        then, now = old.facts.get(label), part.facts.get(label)
+    for fact in (*part.kind.stays, *(() if may_change else part.kind.with_it), *LINKS):
+        then, now, label = old.facts.get(fact), part.facts.get(fact), fact.replace("_", " ")
         if then is not None and now is None:
             yield f"{part.called}: {label} cannot be read any more"
-        elif then is not None and (now < then if label in LINKS else now != then):
+        elif then is not None and (now < then if fact in LINKS else now != then):
             yield Fault("part_changed", (part.place,), f"{whose}{label} is {now}, before it was {then}")
 
 
