@@ -181,6 +181,11 @@ def test_what_a_machine_does_not_tell_is_no_fault_and_not_met(text):
     assert len(untold) == 1
 
 
+def test_of_modules_that_are_all_missing_nothing_is_known(machine):
+    empty = replace(machine, host={**machine.host, "memory_modules": [{"locator": "A1", "bytes": 0}]})
+    assert said("[memory]\nmodule_gibibytes = 64", empty) == ([], ["the size in GiB is not known: there is none"])
+
+
 DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
 
 

@@ -135,7 +135,9 @@ def held_against(order: Order, key: str, machine: Machine, topology: GpuTopology
     """A machine against one line of an order: the faults, and what is not known, and why. KeyError without the line."""
     line, faults, unknown = ORDER_LINES[key], [], []
     for table, asked in _asked(order, key):
-        for where, what, value in line.values(machine, topology, table):
+        values = [*line.values(machine, topology, table)]
+        unknown += [] if values else [f"{line.what} is not known: there is none"]
+        for where, what, value in values:
             if isinstance(value, Missing):
                 unknown.append(f"{what} is not known: {value}")
             elif not line.fits(value, asked):
@@ -311,21 +313,20 @@ def order_text(record: Record, run: str) -> str:
     """An order as TOML that this machine meets; what is not known or differs is a comment. `run`: its folder's name."""
     import tomli_w
 
-    topology, dmi = record.topology, host.DMI.of(record.machine.host)
+    topology, product = record.topology, getattr(host.DMI.of(record.machine.host), "product", None)
     machine = Machine(topology.gpus, record.machine.host, present=("",) * record.run.gpus_present)
-    product = "" if isinstance(dmi, Missing) else dmi.product
     models = " and ".join(sorted({gpu.name for gpu in machine.gpus}))
     content: dict[str, Any] = {"name": str(product or f"{len(machine.gpus)} x {models}")}
     left_out: dict[str, str] = {}
-    for key in ORDER_LINES:
-        table, _, field = key.partition(".")
-        found = _kinds(table, machine) if table in KINDS else _value(key, machine, topology)
-        if isinstance(found, Missing):
-            left_out[table if table in KINDS else key] = str(found)
-        elif table in KINDS:
-            content[table] = found
-        else:
-            content.setdefault(table, {})[field] = found
+    for name, keys in grouped((key.partition(".")[0], key) for key in ORDER_LINES).items():
+        tables = _kinds(name, machine) if name in KINDS else [{}]
+        left_out |= {} if tables else {name: "not known"}
+        for table in tables:
+            values = {key: _value(key, machine, topology, table) for key in keys}
+            missing = {key: str(value) for key, value in values.items() if isinstance(value, Missing)}
+            left_out |= missing if name not in KINDS else {}
+            table |= {key.partition(".")[2]: value for key, value in values.items() if key not in missing and value}
+        content[name] = tables if name in KINDS else tables[0]
     head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
     remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
     return f"{head}{remarks}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
@@ -335,8 +336,8 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int | Missing:
-    values = [value for _, _, value in ORDER_LINES[key].values(machine, topology, {})]
+def _value(key: str, machine: Machine, topology: GpuTopology, table: Asked) -> str | int | Missing:
+    values = [value for _, _, value in ORDER_LINES[key].values(machine, topology, table)]
     why = next((str(value) for value in values if isinstance(value, Missing)), "")
     if why or not values:
         return Missing(f"not known{why and f', {why}'}")
@@ -346,26 +347,22 @@ def _value(key: str, machine: Machine, topology: GpuTopology) -> str | int | Mis
         values = [sum(filter(None, sizes)) // GIB if sizes and None not in sizes else math.ceil(values[0])]
     if any(value != values[0] for value in values):
         return Missing(f"not all alike, {', '.join(map(str, dict.fromkeys(values)))}")
-    return values[0] if isinstance(values[0], str) else round(values[0])
+    if isinstance(values[0], float) and not values[0].is_integer():
+        return Missing(f"no whole number, {values[0]:g}")
+    return values[0] if isinstance(values[0], str) else int(values[0])
 
 
-def _kinds(table: str, machine: Machine) -> list[dict[str, Any]] | Missing:
-    fact, names = KINDS[table]
+def _kinds(name: str, machine: Machine) -> list[dict[str, Any]]:
+    """The kinds of drives or ports that are here, but for those of which nobody knows the size or the adapter."""
+    fact, names = KINDS[name]
     if isinstance(there := fact.of(machine.host), Missing):
-        return Missing("not known")
-    if table == "drives":
-        kinds = grouped(((max(1, each.bytes // GB), each.model or ""), each) for each in there if each.bytes)
+        return []
+    if name == "drives":
+        kinds = {(max(1, each.bytes // GB), each.model or "") for each in there if each.bytes}
     else:
-        kinds = grouped(((each.adapter, each.link_layer or ""), each) for each in there if each.adapter)
-    found = []
-    for kind, alike in sorted(kinds.items()):
-        row = {name: value for name, value in zip(names, kind, strict=True) if value} | {"count": len(alike)}
-        if table == "ports":
-            up = active(alike)
-            row["in_use"], rates = len(up), {port.gigabits for port in up}
-            if len(rates) == 1 and min(rates).is_integer():
-                row["gigabits_per_second"] = int(*rates)
-        if len(firmware := {each.firmware for each in alike}) == 1 and all(firmware):
-            row["firmware"] = firmware.pop()
-        found.append(row)
-    return found or Missing("none are here")
+        kinds = {(each.adapter, each.link_layer or "") for each in there if each.adapter}
+    found = [{key: value for key, value in zip(names, kind, strict=True) if value} for kind in sorted(kinds)]
+    if name == "ports":
+        for kind in found:
+            kind["in_use"] = len(active(port for port in there if is_of(port, kind)))
+    return found
