@@ -14,7 +14,7 @@ from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.verdict import profile
-from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.basis import as_given
 from pytest_gpufleet.verdict.judgement import FORMULA, LimitMissed, judge, unsteady
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude
 from tests.edited_evidence import seal

@@ -95,6 +95,9 @@ def test_a_requirement_is_missed_with_its_check_and_with_its_metric(record):
     asked = given(R1={"checks": (COUNT,)}, R2={"metrics": ("busbw",)}, R3={"checks": (COUNT, BURN)})
     wrong = replace(record, checks={**record.checks, **failed}, findings=findings, requirements=asked)
     assert [each.state for each in answered(wrong)] == ["missed"] * 3
+    other = next(each for each in busbw if each.check != busbw[0].check)  # which is open, and excuses nothing
+    skipped = {other.check: replace(record.checks[other.check], outcome="skipped")}
+    assert [each.state for each in answered(replace(wrong, checks={**wrong.checks, **skipped}))] == ["missed"] * 3
 
 
 def test_what_failed_on_one_machine_is_not_excused_by_a_process_on_another(record):

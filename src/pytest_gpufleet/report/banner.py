@@ -17,7 +17,6 @@ from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.fleet import fleet_verdict
 from pytest_gpufleet.verdict.fleet.host_runs import rejected
 from pytest_gpufleet.verdict.gaps import counted, gaps
-from pytest_gpufleet.verdict.given_limits import own_limits
 from pytest_gpufleet.verdict.verdict import RESUMABLE, concluded, failure, remarks
 
 MOST_REASONS = 10
@@ -154,7 +153,7 @@ def _why(record: Record, no_gpu: bool) -> str:
         judged = any(basis.judged_by(finding) for finding in record.findings)
         nothing = "" if judged else say("No measurement was judged.")
         return wording.sentences(say(text, level=level, gpus=gpus), nothing, *beside)
-    own = "" if record.of_cluster else own_limits(record)
+    own = "" if record.of_cluster else basis.own_limits(record)
     first = _first(record, said, {})
     return wording.sentences(meaning, first, _sentence(own) if own else "", left_open, *beside)
 

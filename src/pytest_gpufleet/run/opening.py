@@ -33,7 +33,7 @@ from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict import requirements
-from pytest_gpufleet.verdict.given_limits import as_given
+from pytest_gpufleet.verdict.basis import as_given
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS
 
 PACKAGE = Path(__file__).parents[1]

@@ -28,7 +28,6 @@ from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, FailedNode, failed_nodes, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
 from pytest_gpufleet.verdict.gaps import answered
-from pytest_gpufleet.verdict.given_limits import unused
 
 SCHEMA: Literal[2] = 2
 
@@ -267,7 +266,9 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         tuple(_fault(fault, record) for fault in all_faults(record)),
         failed,
         tuple(map(_finding, record.findings)),
-        tuple(_part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in unused(record)),
+        tuple(
+            _part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in basis.unused(record)
+        ),
         report_sha256,
         tuple(
             _part(OfRequirement, each.requirement, state=each.state, why=each.why)

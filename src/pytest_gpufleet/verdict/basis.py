@@ -1,13 +1,18 @@
-"""What a verdict stands on: how many measurements were judged by limits of which grade, and whether that is as much as
-was asked for."""
+"""What a verdict stands on: how many measurements were judged by limits of which grade, whether that is as much as was
+asked for, and what the profile says that somebody gave for the run."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, Grade, distinct
+from pytest_gpufleet.model import finding
+from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, GivenLimits, Grade, Limit, distinct, that_count
 from pytest_gpufleet.model.language import say
+from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.verdict import judgement
+from pytest_gpufleet.verdict.profile import Profile, choose, for_gpu, holds
 
 # What a limit of the lowest grade is worth, said wherever one was used.
 THEORETICAL = " (theoretical limits catch defects, not a 10 % slowdown)"
@@ -49,7 +54,8 @@ def lowest(record: Record) -> Grade | None:
 
 def described(record: Record) -> str:
     """What the verdict of a run stands on, in words; of one on many nodes, how low the limits of any of them go."""
-    words, worst = in_words(by_grade(record), missed(record)), lowest(record)
+    missed = sum(each.state == "missed" for each in distinct(record.findings) if judged_by(each))
+    words, worst = in_words(by_grade(record), missed), lowest(record)
     if not record.finished or worst is None:
         return say("; ").join(filter(None, [words, words and has_run(record)]))
     on_nodes = say("no limit of any node below a {grade} one", grade=say(IN_WORDS[worst]))
@@ -80,11 +86,6 @@ def outdated(record: Record) -> list[str]:
     return lines
 
 
-def missed(*records: Record) -> int:
-    judged = (each for record in records for each in distinct(record.findings) if judged_by(each))
-    return sum(each.state == "missed" for each in judged)
-
-
 def in_words(counts: Mapping[Grade, int], missed: int = 0) -> str:
     """ "42 of 42 measurements within limits: 19 calibrated, 23 theoretical (...)"; "" without any limit."""
     count = sum(counts.values())
@@ -104,9 +105,95 @@ def grades(counts: Mapping[Grade, int]) -> str:
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
     """What was held against a limit of a lower grade than --fleet-basis asks for, and that in words."""
+    graded = ((each, judged_by(each)) for each in findings if each.required)
+    return [
+        (each, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted])))
+        for each, grade in graded
+        if grade and GRADES.index(grade) > GRADES.index(wanted)
+    ]
+
+
+# ---------------------------------------------------------------- the profile that somebody gave
+
+OWN_LIMITS = (
+    "the limits come from this very machine: {file} was calibrated on {gpus}, so meeting them says nothing about it"
+)
+
+
+def as_given(profile: Profile, models: Iterable[str]) -> GivenLimits:
+    """What evidence has to keep of a profile that was given for GPUs of these models."""
+    file, facts = profile.path.name, profile.facts
+    shipped = [model for name in sorted(set(models)) if (model := for_gpu(name))]
+    changes = dict.fromkeys(
+        finding.Change(file, fact, value, facts.get(fact))
+        for model in shipped or filter(None, [profile.base])
+        for fact, value in model.facts.items()
+        if facts.get(fact) != value
+    )
+    return GivenLimits(file, profile.limits, facts, tuple(changes), profile.calibrated_on, profile.spreads)
+
+
+def instead(new: GivenLimits | None, before: GivenLimits | None) -> GivenLimits | None:
+    """What to say beside figures held against a new profile: facts that the run's own one changed still hold."""
+    if new is None or before is None:
+        return new or (replace(before, limits=(), calibrated_on=(), spreads=()) if before else None)
+    return replace(new, changes=tuple(dict.fromkeys((*new.changes, *before.changes))))
+
+
+def _title(metric: str) -> str:
+    return METRICS[metric].title if metric in METRICS else metric
+
+
+def unused(record: Record) -> list[tuple[int, Limit]]:
+    """The limits of the given profile that were never applied, with their numbers in it. Those between nodes hold for
+    nothing in a run of one machine, nor those of one machine in a run on many nodes, each of which has its own run."""
+    measured = [finding.measurement for finding in record.findings if finding.measurement.values]
+    checks, here = record.suite.checks.values(), (record.topology.fabric, record.topology.part)
+    of_one = {metric for check in checks if not check.nodes for metric in check.metrics(several=True)}
+    of_several = {metric for check in checks if check.nodes for metric in check.metrics(several=True)}
     found = []
-    for finding in findings:
-        grade = judged_by(finding) if finding.required else None
-        if grade and GRADES.index(grade) > GRADES.index(wanted):
-            found.append((finding, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted]))))
+    for number, limit in enumerate(record.profile.limits if record.profile else (), 1):
+        between = "nodes" in limit.conditions or limit.metric in of_several - of_one
+        if between == record.of_cluster and not any(holds(limit, each, *here) for each in measured):
+            found.append((number, limit))
     return found
+
+
+def unused_limits(record: Record, grade: str = "") -> list[str]:
+    """Those of this grade, or all but contract: "acme.toml: limit 3, bus bandwidth ≥ 460 GB/s with ranks=8"."""
+    found = []
+    for number, limit in unused(record):
+        if limit.grade == grade if grade else limit.grade != "contract":
+            when = ", ".join(f"{key}={value}" for key, value in limit.conditions.items())
+            text = f"{limit.profile}: limit {number}, {_title(limit.metric)} {limit}"
+            found.append(f"{text} with {when}" if when else text)
+    return found
+
+
+def own_limits(record: Record) -> str:
+    """Whether a machine is held against what it did itself; empty if it is not."""
+    if not record.profile or not (own := record.profile.calibrated_among(record.topology.gpus)):
+        return ""
+    gpus = ", ".join(f"GPU {gpu.index} (serial {gpu.serial or 'unknown'})" for gpu in own)
+    return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
+
+
+def remarks_on(record: Record) -> list[str]:
+    """What a verdict has to tell of the given profile, and what changes nothing about it."""
+    if record.profile is None:
+        return []
+    lines, whose = list(map(str, record.profile.changes)), f"the given profile {record.profile.file}"
+    # What would miss its limits without the given profile, and does not by it.
+    anew = judgement.judged_by(record, choose(None, (gpu.name for gpu in record.topology.gpus)))
+    met = (finding for finding in that_count(distinct(record.findings)) if finding.state != "missed")
+    judged = (anew(each.measurement, check=each.check, required=each.required) for each in met)
+    if by_others := [finding for finding in judged if finding.state == "missed"]:
+        figures = "1 measurement" if len(by_others) == 1 else f"{len(by_others)} measurements"
+        named = ((_title(each.measurement.metric), each.limit) for each in by_others)
+        what = ", ".join(dict.fromkeys(f"{title} {limit}" if limit else title for title, limit in named))
+        lines.append(f"{figures} would miss the limits that hold without {whose}: {what}")
+    if record.of_cluster:
+        lines.append(f"what only {whose} lets pass on a node, its own report tells")
+    if others := len(unused_limits(record)):
+        lines.append(f"{'1 limit' if others == 1 else f'{others} limits'} of {whose} applied to no measurement")
+    return lines

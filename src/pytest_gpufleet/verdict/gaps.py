@@ -15,8 +15,7 @@ from pytest_gpufleet.model.place import Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped, titled
 from pytest_gpufleet.verdict import accusations, basis
-from pytest_gpufleet.verdict.given_limits import own_limits, unused_limits
-from pytest_gpufleet.verdict.requirements import Answer, answers
+from pytest_gpufleet.verdict.requirements import Answer, answer
 
 Kind = Literal[
     "disturbed", "incomplete", "never finished", "deselected", "not run", "without figures", "skipped",
@@ -79,11 +78,12 @@ def answered(record: Record, own: Iterable[Record] = ()) -> list[Answer]:
     runs = [record, *own]
     found = (gap for run in runs for gap in _of_level(run) if gap.check)
     opened = {levels.case_name(gap.subject): gap.why for gap in found}
-    return answers(record.requirements, runs, opened)
+    bad = {check for run in runs for check in {*run.failed} - accusations.disturbed(run)}
+    return [answer(each, runs, opened, bad) for each in record.requirements.content]
 
 
 def not_answered(record: Record, own: Iterable[Record] = ()) -> list[Gap]:
-    found = (answer.requirement.id for answer in answered(record, own) if answer.state == "not judged")
+    found = (each.requirement.id for each in answered(record, own) if each.state == "not judged")
     return [Gap("not answered", each, "no check or measurement was judged that answers it") for each in found]
 
 
@@ -99,8 +99,8 @@ def _of_level(record: Record) -> Iterator[Gap]:
     yield from (Gap("changed", name, ALTERED) for name in record.altered)
     yield from (Gap("without telemetry", gpu, missing) for gpu, missing in without_telemetry(record))
     never = "a limit of the contract was never applied, since nothing was measured under its conditions"
-    yield from (Gap("not applied", limit, never) for limit in unused_limits(record, "contract"))
-    if why := own_limits(record):
+    yield from (Gap("not applied", limit, never) for limit in basis.unused_limits(record, "contract"))
+    if why := basis.own_limits(record):
         yield Gap("calibrated here", "", why)
     seconds = record.run.burn_in_seconds
     if record.run.level == "burnin" and seconds < levels.BURN_IN_SECONDS:
@@ -130,7 +130,9 @@ def newer(record: Record) -> list[Gap]:
 
 def not_applied(record: Record) -> list[Gap]:
     """Limits of a given profile that held for nothing, which leaves nothing open: they are in no contract."""
-    return [Gap("not applied", limit, "nothing was measured under its conditions") for limit in unused_limits(record)]
+    return [
+        Gap("not applied", limit, "nothing was measured under its conditions") for limit in basis.unused_limits(record)
+    ]
 
 
 def _left_out(record: Record) -> Iterator[Gap]:

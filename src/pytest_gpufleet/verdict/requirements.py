@@ -17,8 +17,8 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.verdict import accusations, toml_table
-from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
+from pytest_gpufleet.verdict import toml_table
+from pytest_gpufleet.verdict.toml_table import FileError, Text, hint, table_type
 
 SHIPPED = Path(__file__).parent / "requirement_lists"
 LIKE_IT = 0.9  # from here on a check of somebody's own is taken for one of the suite that is misspelt
@@ -50,17 +50,12 @@ def load(given: Path) -> Requirements:
             raise table.error(f'"id" is that of requirement {first} too; give each its own.', "id")
         values = table.values
         if ("checks" in values or "metrics" in values) == ("out_of_scope" in values):
-            raise table.error(
-                'give either the "checks" or "metrics" that answer it, or why it is "out_of_scope".', "id"
-            )
-        for name in values.get("checks", ()):
-            if hint := _no_check(name):
-                raise table.error(f'"checks" cannot have "{name}"; {hint}', "checks")
-        for name in values.get("metrics", ()):
-            if name not in METRICS:
-                near = get_close_matches(name, METRICS, n=1)
-                hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(METRICS)}."
-                raise table.error(f'"metrics" cannot have "{name}"; {hint}', "metrics")
+            either = 'give either the "checks" or "metrics" that answer it, or why it is "out_of_scope".'
+            raise table.error(either, "id")
+        for key in ("checks", "metrics"):
+            for name in values.get(key, ()):
+                if meant := _unknown(key, name):
+                    raise table.error(f'"{key}" cannot have "{name}"; {meant}', key)
     if not lines:
         raise FileError(f"{path}: requires nothing; write a table [[requirement]] for each line, as in docs/orders.md.")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -68,8 +63,10 @@ def load(given: Path) -> Requirements:
     return Requirements(path.name, sha256, top.values["name"], content)
 
 
-def _no_check(name: str) -> str:
-    """What was probably meant; "" for a check of the suite, a case of it, and a check in a file of somebody's own."""
+def _unknown(key: str, name: str) -> str:
+    """What was probably meant; "" for a metric or a check of the suite, a case of it, and a check in an own file."""
+    if key == "metrics":
+        return "" if name in METRICS else hint(name, METRICS)
     suite = shipped()
     check, case = levels.check_name(name), levels.case_name(name)
     if check in suite.checks:
@@ -88,21 +85,15 @@ class Answer:
     why: str
 
 
-def answers(given: Requirements, runs: Sequence[Record], opened: Mapping[str, str]) -> list[Answer]:
-    """What runs answer: one of a machine, or one on many nodes with those of each. `opened`: why cases are not judged.
-    All that a requirement names has to be judged, but for what does not apply, as long as anything else is."""
-    bad = {check for run in runs for check in {*run.failed} - accusations.disturbed(run)}
-    return [_answer(each, runs, opened, bad) for each in given.content]
-
-
 def names(requirement: Requirement) -> list[str]:
     metrics = (say(METRICS[name].title) if name in METRICS else name for name in requirement.metrics)
     return [*map(titled, requirement.checks), *metrics]
 
 
-def _answer(
-    requirement: Requirement, runs: Sequence[Record], opened: Mapping[str, str], bad: Collection[str]
-) -> Answer:
+def answer(requirement: Requirement, runs: Sequence[Record], opened: Mapping[str, str], bad: Collection[str]) -> Answer:
+    """What runs answer: one of a machine, or one on many nodes with those of each. All that a requirement names has to
+    be judged, but for what does not apply, as long as anything else is. `opened`: why cases are not judged. `bad`: the
+    checks that failed."""
     if requirement.out_of_scope:
         return Answer(requirement, "out of scope", requirement.out_of_scope)
     each = [_of_check(name, runs, opened, bad) for name in requirement.checks]
@@ -136,11 +127,11 @@ def _of_check(name: str, runs: Sequence[Record], opened: Mapping[str, str], bad:
 
 
 def _of_metric(metric: str, runs: Sequence[Record], opened: Mapping[str, str]) -> tuple[str, str]:
-    found = [each for run in runs for each in distinct(run.findings) if each.measurement.metric == metric]
-    why = next((opened[case] for each in found if (case := levels.case_name(each.check)) in opened), "")
-    if why:
-        return "not judged", why
-    if any(each.state == "missed" for each in found):
+    every = (each for run in runs for each in distinct(run.findings) if each.measurement.metric == metric)
+    found = [(each, opened.get(levels.case_name(each.check), "")) for each in every]
+    if any(each.state == "missed" and not why for each, why in found):
         return "missed", "outside limits"
-    judged = any(each.state == "met" or each.slower_than_peers is not None for each in found)
+    if left_open := next((why for _, why in found if why), ""):
+        return "not judged", left_open
+    judged = any(each.state == "met" or each.slower_than_peers is not None for each, _ in found)
     return ("met", "") if judged else ("not judged", "no measurement was judged")

@@ -49,16 +49,12 @@ class Table:
     def error(self, message: str, key: str = "") -> FileError:
         """With file, line and table: "a.toml:7: limit 2: ", "a.toml:3: [facts]: "."""
         match self.way:
-            case ():
-                name = ""
-            case (what, int() as number):
-                name = f"{what} {number}: "
-            case (what, int() as number, below):
-                name = f'{what} {number}: "{below}": '
+            case (what, int() as number, *below):
+                name = "".join([f"{what} {number}: ", *(f'"{each}": ' for each in below)])
             case way:
-                name = f"[{'.'.join(map(str, way))}]: "
+                name = f"[{'.'.join(map(str, way))}]: " if way else ""
         line = self.line(key)
-        return FileError(f"{self.path}:{line}: {name}{message}" if line else f"{self.path}: {name}{message}")
+        return FileError(f"{self.path}{f':{line}' if line else ''}: {name}{message}")
 
     def line(self, key: str = "") -> int | None:
         """That of the key, or of the nearest thing around it whose line is known."""
@@ -73,7 +69,7 @@ class Table:
             fields = {field.name: field for field in msgspec.structs.fields(kind)}
             for key in self.values:
                 if key not in fields:
-                    raise self.error(f'unknown key "{key}"; {_hint(key, fields)}', key) from None
+                    raise self.error(f'unknown key "{key}"; {hint(key, fields)}', key) from None
             for key, field in fields.items():
                 if field.required and key not in self.values:
                     raise self.error(f'"{key}" is missing; add it.') from None
@@ -104,7 +100,7 @@ class Table:
     def choice(self, key: str, choices: Iterable[str]) -> str:
         value: str = self.values[key]
         if value not in choices:
-            raise self.error(f'"{key}" cannot be "{value}"; {_hint(value, choices)}', key)
+            raise self.error(f'"{key}" cannot be "{value}"; {hint(value, choices)}', key)
         return value
 
     def table(self, key: str) -> "Table":
@@ -151,6 +147,6 @@ def _lines(text: str) -> dict[Way, int]:
     return lines
 
 
-def _hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     return f'did you mean "{near[0]}"?' if near else f"write {' or '.join(known)}."

@@ -15,15 +15,12 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.verdict import accusations, basis
 from pytest_gpufleet.verdict.gaps import DEADLINE, UNFINISHED, gaps, newer, reasons
-from pytest_gpufleet.verdict.given_limits import remarks_on
 from pytest_gpufleet.verdict.judgement import scattered, shares_its_way
 
 MOST_NAMES = 6  # of hosts in a reason
 OF_COUNT = ("node_missing", "node_too_many")
 DIED = "the run did not come to its end"
 REHEARSED = "CPU ranks stood in for GPUs: this says nothing about any GPU"
-SINCE = "{count} checks did not exist in {version} and do not count"
-SINCE_ONE = "{count} check did not exist in {version} and does not count"
 # 0 and 1 as pytest means them; pytest does not use 10.
 EXIT_STATUS = {"ACCEPTED": 0, "REJECTED": 1, "INCOMPLETE": 10}
 INTERRUPTED = "the run was interrupted"
@@ -121,10 +118,12 @@ def remarks(record: Record) -> list[str]:
     usual = max(boards.values(), key=list(boards.values()).count, default="")
     if others := [f"GPU {index} has {board}" for index, board in boards.items() if board != usual]:
         lines.append(f"not all boards have one part number: {usual}, but {', '.join(others)}")
-    lines += [*_shared_ways(record), *remarks_on(record)]
+    lines += [*_shared_ways(record), *basis.remarks_on(record)]
     lines += kernel_log.remarks(record.noticed)
     if since := newer(record):
-        lines.append(say(SINCE if len(since) != 1 else SINCE_ONE, count=len(since), version=record.run.plugin))
+        text = "{count} checks did not exist in {version} and do not count"
+        text = text if len(since) != 1 else "{count} check did not exist in {version} and does not count"
+        lines.append(say(text, count=len(since), version=record.run.plugin))
     outcomes = {record.suite.known_as(check.id): check.outcome for check in record.checks.values()}
     for earlier in record.run.resumed:
         carried = sum(check.run == earlier.run for check in record.checks.values())
@@ -145,12 +144,11 @@ def _shared_ways(record: Record) -> list[str]:
     widest: dict[str, tuple[float, str]] = {}
     for finding in record.findings:
         for at, spread in scattered(finding).items() if shares_its_way(finding.measurement, record.topology) else ():
-            title = finding.measurement.definition.title
+            title = say(finding.measurement.definition.title)
             where = " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in at.parts)
             widest[title] = max(widest.get(title, (0.0, "")), (spread, where))
     text = "{metric}: samples differ by up to {spread} at {place}, as happens when others share the host or the network"
-    rows = ((say(title), f"{spread:.0%}", place) for title, (spread, place) in widest.items())
-    return [say(text, metric=title, spread=spread, place=place) for title, spread, place in rows]
+    return [say(text, metric=title, spread=f"{spread:.0%}", place=at) for title, (spread, at) in widest.items()]
 
 
 def settled(record: Record, broken: str) -> Record:

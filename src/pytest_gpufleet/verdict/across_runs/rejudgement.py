@@ -14,9 +14,9 @@ from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
+from pytest_gpufleet.verdict.basis import as_given, instead
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
-from pytest_gpufleet.verdict.given_limits import as_given, instead
 from pytest_gpufleet.verdict.judgement import LimitMissed, judged_by, unsteady
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
 from pytest_gpufleet.verdict.verdict import DIED
@@ -53,7 +53,9 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     basis = basis or record.run.basis
     header = msgspec.structs.replace(record.run, profile=limits, profile_sha256=digest, basis=basis)
     left = [fault for fault in record.faults if levels.check_name(fault.check) not in WITHDRAWN]
-    faults = [fault for fault in left if fault.check in now or fault not in searched(record, fault.check)]
+    # What a search found out about limits that are met now. What a check found by itself stays.
+    kept = {*now, *(name for name, check in record.checks.items() if check.failed_by == "other")}
+    faults = [fault for fault in left if fault.check in kept or fault.kind.category != "performance"]
     given = as_given(profile, [gpu.name for gpu in topology.gpus]) if profile else None
     told = instead(None if profile in (*shipped(), of_every_gpu()) else given, record.profile)
     again = replace(record, run=header, judged_again=note, profile=told, findings=findings, checks=checks)
