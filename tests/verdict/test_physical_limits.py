@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import ARCHITECTURES, Gpu, Missing
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import peaks, physical_limits as parts_of
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.judgement import judge, judged_by
 from pytest_gpufleet.verdict.peaks import NoPeak
 from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, MEMORY, physical_limit
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
@@ -41,26 +43,9 @@ def recorded(name):
     return replace(record, topology=replace(record.topology, gpus=gpus))
 
 
-def is_required(measurement):
-    """As the suite asks it today, of figures that a physical limit can be for."""
-    under = measurement.conditions
-    match measurement.metric:
-        case "gemm":
-            return under.get("precision") in ("fp16", "bf16")
-        case "host_bandwidth":
-            return under["at_once"] == "one" and under["direction"] != "both"
-        case "busbw":
-            return int(under["bytes"]) >= GiB and under["collective"] not in ("gather", "scatter")
-        case "train_throughput":
-            return under["recipe"] in ("tf32", "amp") and not {"method", "workload", "optimizer"} & under.keys()
-        case "pair_bandwidth":
-            return under["direction"] == "read"
-    return measurement.metric in ("memory_bandwidth", "solo_train_throughput")
-
-
 def limited(record):
     measured = [finding.measurement for finding in record.findings]
-    for each in filter(is_required, measured):
+    for each in (finding.measurement for finding in record.findings if finding.required):
         try:
             yield each, physical_limit(each, record.topology, measured)
         except NoPeak:
@@ -208,6 +193,14 @@ def test_training_on_several_is_held_against_one_gpu_of_the_same_run(metric):
     other = replace(alone, conditions={**TRAINING, "batch": 64})
     with pytest.raises(NoPeak):
         physical_limit(together, H200.machine(), [other])
+
+
+def test_a_limit_follows_from_no_measurement_that_was_repeated():
+    trained, (product, memory) = figure("train_throughput", **TRAINING), parts(700.0, 4000.0)
+    slow = Finding("x", replace(memory, values={"gpu0": 400.0}), again="it missed")
+    record = Record(topology=H200.machine(), findings=[slow, Finding("x", product), Finding("x", memory)])
+    limit = judged_by(record, None)(trained, check="x").limit
+    assert limit == physical_limit(trained, record.topology, [product, memory])
 
 
 NONE = {

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from html import unescape
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,6 @@ uuids = ['GPU-0']
 serials = []
 evidence_sha256 = 'abc'
 """
-MODELS = (
-    "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB", "Tesla T4", "NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB",
-    "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM-80GB", "A100-SXM-80GB", "NVIDIA A100-PCIE-40GB",
-    "NVIDIA A100 80GB PCIe", "NVIDIA A10", "NVIDIA RTX A6000", "NVIDIA L4", "NVIDIA L40S", "NVIDIA GeForce RTX 3090",
-    "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 5090", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe",
-    "NVIDIA H100 NVL", "NVIDIA H200", "NVIDIA H20", "NVIDIA B200", "NVIDIA GB200",
-)  # fmt: skip
 
 
 def write(tmp_path, text, name="card.toml"):
@@ -118,7 +110,6 @@ REFUSED = [
     (HEAD + limit(when="recipe = 'amp'"), 10, ['"when": unknown key "recipe"', "collective or bytes"]),
     (HEAD + limit(when="collective = 'allreduce'"), 10, ['"collective"', 'did you mean "all_reduce"?']),
     (HEAD + limit(when="bytes = '8 GB'"), 10, ['"bytes"', "KiB, MiB or GiB", "'8 GB'"]),
-    (HEAD + limit() + limit("min", "max"), 13, ["limit 2", '"max"']),
     (HEAD + "[metric.busbw]\nunit = 'x'\nbetter = 'higher'\ntitle = 'x'", 3, ['"busbw"', "another name"]),
     (HEAD + limit("unit", "units", of=OWN), 5, ["[metric.decode_rate]", 'did you mean "unit"?']),
     (HEAD + limit("load = 0.5", "load = [1]", of=OWN), 15, ['"load"', "text, a number, true or false"]),
@@ -129,8 +120,6 @@ REFUSED = [
     (HEAD + "[facts]\npower_watts = nan", 4, ["[facts]", '"power_watts"', "number"]),
     (HEAD + limit("load = 0.5", "load = nan", of=OWN), 15, ['"load"', "not nan"]),
     (HEAD + limit("8 GiB", "8 GB", of=OWN), 15, ['"bytes"', "'8 GB'"]),
-    (HEAD + limit("min = 1000", "max = 1000", of=OWN), 11, ['"max"', "decode_rate", "higher is better"]),
-    (HEAD + limit('unit = "tokens/s"\ngrade', 'unit = "tokens/min"\ngrade', of=OWN), 12, ['"unit"', "tokens/min"]),
     (HEAD + limit(when="ranks = 8.0"), 10, ['"ranks"', "positive whole number"]),
     (HEAD + limit() + limit(), 11, ["limit 2", "limit 1 (line 4)", "busbw", '"when"']),
     (HEAD + limit(when="ranks = 8, nvls = true") + limit(when="ranks = 8, bytes = 8"), 12, ["limit 2", "specific"]),
@@ -310,10 +299,9 @@ def test_a_figure_in_another_unit_is_never_judged_in_silence(tmp_path, unit, bet
 
 
 # ---------------- the shipped profiles
-def test_every_promised_model_has_one_profile():
+def test_every_model_has_one_profile():
     names = [name for profile in shipped() for name in profile.match]
-    assert sorted(names) == sorted({*names, *MODELS})
-    assert len({profile.name for profile in shipped()}) == len(shipped())
+    assert (len(names), len({profile.name for profile in shipped()})) == (len({*names}), len(shipped()))
 
 
 # Names that NVML gives other models (NVIDIA/open-gpu-kernel-modules README, NVIDIA/gpu-admin-tools gpu/devid_names.py).
@@ -339,18 +327,6 @@ def test_a_profile_is_found_by_the_exact_name_only(model):
 def test_limits_between_nodes_hold_only_for_what_was_measured(under, limit):
     found = for_gpu("NVIDIA H100 80GB HBM3").limit_for(busbw(**{**ALL_REDUCE, "bytes": 8 * GiB, "nvls": True, **under}))
     assert (found and found.value) == limit
-
-
-@pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-def test_hopper_with_nvswitch_has_a_limit_for_every_collective_and_of_all_reduce_by_nvls(model):
-    on, off = (for_gpu(model).limit_for(busbw(**{**ALL_REDUCE, "nvls": nvls})) for nvls in (True, False))
-    assert on.value > 1.2 * off.value
-    under = [one.conditions for one in for_gpu(model).limits if "nodes" not in one.conditions]
-    assert all("nvls" in each for each in under if each.get("collective") == "all_reduce")
-    collectives = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "sendrecv")
-    for collective, nbytes, nvls in product(collectives, (64 * MiB, GiB, 8 * GiB), (True, False)):
-        measured = busbw(collective=collective, bytes=nbytes, dtype="float32", ranks=8, nvls=nvls)
-        assert for_gpu(model).limit_for(measured) is not None, measured
 
 
 # ---------------- the documentation

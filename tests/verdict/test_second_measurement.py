@@ -14,7 +14,8 @@ from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
 from pytest_gpufleet.plugin.compat import MISSED, RUN
-from pytest_gpufleet.verdict.judgement import ALONG, figure, judge, unsteady
+from pytest_gpufleet.verdict.judgement import ALONG, judge, unsteady
+from pytest_gpufleet.verdict.outliers import figure_of
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import dry_suite
 from tests.boards import BOARDS
@@ -185,8 +186,8 @@ def test_in_every_check_a_disturbance_that_was_there_once_rejects_nobody_and_one
         seen = []
 
         def judged(_, figures, required):
-            missed = [lasting or figure(each) not in seen for each in figures]
-            seen.extend(map(figure, figures))
+            missed = [lasting or figure_of(each) not in seen for each in figures]
+            seen.extend(map(figure_of, figures))
             states = ["missed" if each else "met" for each in missed]
             return [Finding(check, each, state, reason="slow") for each, state in zip(figures, states, strict=True)]
 

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,7 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import NODES, SUMMARY, RunFolder
 from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.verdict import orders, profile
-from pytest_gpufleet.verdict.across_runs.calibration import calibrate, profile_text, too_few
+from pytest_gpufleet.verdict.across_runs.calibration import calibrate
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
@@ -214,19 +213,15 @@ def _calibrate(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     found = verify.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
-    limits = calibrate(runs, replace_shipped=given.replace_shipped)
-    command.write(given.output, profile_text(limits, runs, {name: run.digest for name, run in found.items()}))
+    sums = {name: run.digest for name, run in found.items()}
+    text, lines = calibrate(runs, sums, replace_shipped=given.replace_shipped)
+    command.write(given.output, text)
     written = profile.load(given.output)
     command.print_line(
         f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
     )
-    for reach in limits.reaches:
-        command.print_line(reach)
-    if limits.kept:
-        kept = f"{limits.kept} measurements keep their shipped limits (--replace-shipped)"
-        command.print_line(f"{given.output}: {kept}")
-    if problem := too_few(runs):
-        command.print_line(f"{given.output}: {problem}", file=sys.stderr)
+    for line in lines:
+        command.print_line(line)
     return 0
 
 

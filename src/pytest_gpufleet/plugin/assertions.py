@@ -26,8 +26,9 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
-from pytest_gpufleet.verdict.judgement import LimitMissed, figure, set_aside, to_measure_again
+from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
 from pytest_gpufleet.verdict.orders import asks, held_against
+from pytest_gpufleet.verdict.outliers import figure_of
 
 if TYPE_CHECKING:
     from pytest_gpufleet.machine.network_ports import Port
@@ -228,9 +229,9 @@ class Judge:
         findings = run.judged(item.nodeid, first, required) + run.judged(item.nodeid, shown, False)
         if second and (figures := to_measure_again(findings)):
             time.sleep(PAUSE_SECONDS)
-            beside, now = [figure(each) for each in shown], taken(second)
-            last = run.judged(item.nodeid, [each for each in now if figure(each) not in beside], required)
-            last += run.judged(item.nodeid, [each for each in now if figure(each) in beside], False)
+            beside, now = [figure_of(each) for each in shown], taken(second)
+            last = run.judged(item.nodeid, [each for each in now if figure_of(each) not in beside], required)
+            last += run.judged(item.nodeid, [each for each in now if figure_of(each) in beside], False)
             findings = [*set_aside(figures, last), *last]
         for finding in findings:
             run.record(Judged(finding=finding))

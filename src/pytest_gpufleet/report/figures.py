@@ -16,7 +16,7 @@ from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, distinct, th
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.metric import METRICS, row_of
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
@@ -24,7 +24,6 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.judgement import allowed_spread
 
 # Numbers by grade and source of limits, so that a table need not repeat a sentence in every row.
 Sources = dict[tuple[str, str], int]
@@ -219,7 +218,7 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
     widest, at, of = max(spreads, key=lambda spread: spread[0])
     where = wording.size(size_of(of)) if len(findings) > 1 else ""
     where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else where
-    why, allowed = "", allowed_spread(of.measurement)
+    why, allowed = "", row_of(of.measurement.definition).spread(of.measurement.conditions)
     if widest > allowed and not of.measurement.definition.steady:
         why = say("no bound")
     elif widest > allowed:

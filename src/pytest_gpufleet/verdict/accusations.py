@@ -23,18 +23,20 @@ def accusations(record: Record) -> list[Fault]:
 
 
 def all_faults(record: Record) -> list[Fault]:
-    """Everything that somebody has to know: what has to be mended first, and all that is said against places."""
+    """What has to be mended first, and all that is said against places."""
     return list(dict.fromkeys((*causes(record), *accusations(record))))
 
 
 def of_finding(finding: Finding) -> list[Fault]:
     """A missed finding as faults, one a place; of all together if it names none."""
-    slower = finding.slower_than_peers or {}
-    title, why, faults = finding.measurement.definition.title, finding.why(), []
-    for where in dict.fromkeys((*finding.missed, *slower)) or {WORLD: None}:
-        name = "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers"
-        faults.append(Fault(name, (where,), f"{title}: {why.get(where, finding.reason)}", check=finding.check))
-    return faults
+    title, why, slower = finding.measurement.definition.title, finding.why(), finding.slower_than_peers or {}
+    return [
+        Fault(
+            "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers",
+            (where,), f"{title}: {why.get(where, finding.reason)}", check=finding.check,
+        )
+        for where in dict.fromkeys((*finding.missed, *slower)) or (WORLD,)
+    ]  # fmt: skip
 
 
 def searched(record: Record, check_id: str) -> list[Fault]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import fmean, median
@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State
+from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State, that_count
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
@@ -33,8 +33,7 @@ class LimitMissed(AssertionError):
     anybody found any, come first in the message."""
 
     def __init__(self, findings: Sequence[Finding], topology: GpuTopology, causes: Iterable[Fault] = ()) -> None:
-        self.findings = tuple(findings)
-        self.causes = tuple(causes)
+        self.findings, self.causes = tuple(findings), tuple(causes)
         lines = [line for finding in findings for line in _lines(finding, topology)]
         super().__init__("\n".join([*(fault.described(topology.identity) for fault in self.causes), *lines]))
 
@@ -79,9 +78,8 @@ def judge(
     limit = line_of(limit, measurement, limits, topology, count) if limit else None
     tolerances = tolerances_of(measurement, limits, topology, count)
     required = required or is_required(measurement, measured)
-    if between:
-        required = required and network is not None
-        tolerances = tolerances if network is not None else ()
+    if between and network is None:
+        required, tolerances = False, ()
     models = " and ".join(sorted({gpu.name for gpu in topology.gpus})) or "this machine"
     no_limit = f"no profile knows {models}: give one with --fleet-profile"
     if profile and profile.match:
@@ -100,10 +98,9 @@ def judged_by(
     record: Record, profile: Profile | None, now: Iterable[Measurement] = (), **other: Any
 ) -> Callable[..., Finding]:
     """`judge` with all that the record of a run, and what is measured `now`, say of it."""
-    measured = [*(finding.measurement for finding in record.findings), *now]
-    of_run = {"topology": record.topology, "rehearsal": record.run.rehearsal, **other}
-    network, count = network_of(record), counted(record)
-    return partial(judge, profile=profile, measured=measured, network=network, comparisons=count, **of_run)
+    of_run = {"topology": record.topology, "rehearsal": record.run.rehearsal, "network": network_of(record), **other}
+    measured = [*(finding.measurement for finding in that_count(record.findings)), *now]
+    return partial(judge, profile=profile, measured=measured, comparisons=counted(record), **of_run)
 
 
 def counted(record: Record) -> int:
@@ -157,7 +154,7 @@ def tolerances_of(
     found = []
     if several:
         found.append(tolerance("part number", known.gpu_line(min(several), count).at, within))
-    if len(measurement.values) > len(several) and len(boards) > 1 and min(boards.values()) == 1:
+    if len(boards) > 1 and min(boards.values()) == 1:
         apart = replace(known, between=math.sqrt(2) * known.between)
         found.append(tolerance("others of the model", apart.machine_line(math.inf, 1, count).at, apart.sd()))
     return tuple(found)
@@ -231,10 +228,6 @@ def _possible(value: float, measurement: Measurement) -> bool:
     return math.isfinite(value) and (value > 0 or (value == 0 and row_of(measurement.definition).may_be_zero))
 
 
-def allowed_spread(measurement: Measurement) -> float:
-    return row_of(measurement.definition).spread(measurement.conditions)
-
-
 def shares_its_way(measurement: Measurement, topology: GpuTopology) -> bool:
     """Whether others than the GPUs of this machine may use what was measured."""
     under, shared = measurement.conditions, row_of(measurement.definition).shared
@@ -244,20 +237,23 @@ def shares_its_way(measurement: Measurement, topology: GpuTopology) -> bool:
 
 def scattered(finding: Finding) -> dict[Where, float]:
     """The places of a judged figure whose samples differ by more than they may, and by how much."""
-    measurement = finding.measurement
-    judged, allowed = measurement.definition.steady and finding.state in ("met", "missed"), allowed_spread(measurement)
-    return {at: spread for at, spread in measurement.spread.items() if judged and spread > allowed}
+    of = finding.measurement
+    if not of.definition.steady or finding.state not in ("met", "missed"):
+        return {}
+    allowed = row_of(of.definition).spread(of.conditions)
+    return {at: spread for at, spread in of.spread.items() if spread > allowed}
 
 
 def unsteady(finding: Finding, topology: GpuTopology) -> Finding | None:
     """A finding of its own for a judged figure whose samples differ by more than they may, or whose way stalls."""
-    measurement, spread, allowed, why = finding.measurement, scattered(finding), allowed_spread(finding.measurement), ""
+    measurement, spread, why = finding.measurement, scattered(finding), STEADINESS
+    allowed = row_of(measurement.definition).spread(measurement.conditions)
     if shares_its_way(measurement, topology):
         lost = {at: _lost(measurement, at) for at in spread}
         spread, allowed, why = {at: share for at, share in lost.items() if share > MOST_LOST}, MOST_LOST, STALLS
     if not spread:
         return None
-    limit = Limit("spread", "max", allowed, "ratio", "project", why or STEADINESS, {}, "")
+    limit = Limit("spread", "max", allowed, "ratio", "project", why, {}, "")
     found = Measurement("spread", spread, {"metric": measurement.metric, **measurement.conditions})
     return Finding(finding.check, found, "missed", limit, tuple(spread), {}, _missed_reason(len(spread), 0))
 
@@ -314,19 +310,9 @@ def to_measure_again(findings: Sequence[Finding]) -> list[Finding]:
 
 def set_aside(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
     """The findings of a first measurement when the second is there: figures of both count no longer, and say why."""
-    again = [figure(finding.measurement) for finding in second]
-    return [
-        measured_again(each, why_again(each) or ALONG) if figure(each.measurement) in again else each for each in first
-    ]
-
-
-def figure(measurement: Measurement) -> tuple[str, Mapping[str, object]]:
-    """What a measurement is of: its metric, and under which conditions."""
-    return measurement.metric, measurement.conditions
-
-
-def why_again(finding: Finding) -> str:
-    """Why a figure is measured a second time; empty if it is not."""
-    if finding.state == "missed":
-        return finding.reason
-    return "; ".join(f"the samples of {at} differed by {by:.1%}" for at, by in scattered(finding).items())
+    again, found = {figure_of(finding.measurement) for finding in second}, []
+    for each in first:
+        differed = "; ".join(f"the samples of {at} differed by {by:.1%}" for at, by in scattered(each).items())
+        why = each.reason if each.state == "missed" else differed
+        found.append(measured_again(each, why or ALONG) if figure_of(each.measurement) in again else each)
+    return found

@@ -15,8 +15,8 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.profile import SAME, Profile, choose, of_every_gpu
 
-FIXED = {"ratio": 1.0, "K": 100.0}  # by unit: a ratio is a fraction already; one kelvin counts as a per cent
-
+# By unit: a ratio is a fraction already, of which a per cent of next to nothing would be none; a kelvin is a per cent.
+FIXED = {"ratio": 1.0, "K": 100.0}
 GpuIds = tuple[str, ...]
 
 
@@ -34,8 +34,7 @@ class Figure:
         return min(values, key=lambda value: goodness(value, self.metric))
 
     def scale(self, reference: float) -> float:
-        """What a difference is a fraction of: the value that it is held against, but for those that can be next to
-        nothing, like the share of communication, and kelvin above the peers."""
+        """What a difference is a fraction of."""
         return FIXED.get(self.metric.unit, abs(reference))
 
     def share(self, difference: float, reference: float, relative: bool = False) -> float:
@@ -71,10 +70,10 @@ def outliers(
     """Which of these values, by run and place, are worse than the `usual` one by more than `allowed`. Nothing is worse
     than what is no number, or than 0. `relative`: a ratio too is worse by a fraction."""
     found = []
-    for (run, place), value in values.items():
-        worse = figure.share(figure.metric.sign * (usual - value), usual, relative)
-        worse = 1.0 if math.isnan(value) else worse
-        if math.isfinite(usual) and worse > allowed:
+    for (run, place), value in values.items() if math.isfinite(usual) else ():
+        difference = figure.metric.sign * (usual - value)
+        worse = 1.0 if math.isnan(value) else figure.share(difference, usual, relative)
+        if worse > allowed:
             found.append(Outlier(run, place, figure, value, usual, worse, allowed))
     return found
 

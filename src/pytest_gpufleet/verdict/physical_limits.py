@@ -127,8 +127,8 @@ def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
     if under.get("at_once") != "one" or "both" in str(under.get("direction")):
         raise NoPeak("GPUs and directions share a way to the host that nobody knows")
     gpus = peaks.gpus_of(measurement.values, topology)
-    peak = _lowest(map(peaks.host_link, gpus))
-    return (HOST if all(peaks.pcie(gpu)[0] > 3 for gpu in gpus) else HOST_PCIE_3), peak
+    old = any(peaks.pcie(gpu)[0] <= 3 for gpu in gpus)
+    return HOST_PCIE_3 if old else HOST, _lowest(map(peaks.host_link, gpus))
 
 
 def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -150,18 +150,16 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
-    if under.get("domain") == INSIDE:  # from 1 GiB on 0.76 (18 nodes of GB200, coreweave/nccl-tests) and more
-        most = max((gpu.nvlinks_active for gpu in topology.gpus), default=0)
-        if under.get("collective") != "all_reduce" or not isinstance(nbytes, int) or nbytes < GiB:
-            raise NoPeak("inside an NVLink domain only all_reduce from 1 GiB on is looked up")
-        return COLLECTIVES["all_reduce"], _lowest(peaks.nvlinks(gpu, most) for gpu in topology.gpus)
-    if "nodes" in under:
+    collective, inside = str(under.get("collective")), under.get("domain") == INSIDE
+    if "nodes" in under and not inside:
         return _of_all_nodes(measurement, topology, measured)
     if not isinstance(nbytes, int) or nbytes < GiB:
         raise NoPeak("below 1 GiB a collective is not at the speed of its links")
-    collective = str(under.get("collective"))
-    if (fraction := COLLECTIVES.get(collective)) is None:
-        raise NoPeak("nobody knows this collective")
+    if (fraction := COLLECTIVES.get(collective)) is None or (inside and collective != "all_reduce"):
+        raise NoPeak("nobody has looked up this collective")
+    if inside:  # from 1 GiB on 0.76 (18 nodes of GB200, coreweave/nccl-tests) and more
+        most = max((gpu.nvlinks_active for gpu in topology.gpus), default=0)
+        return fraction, _lowest(peaks.nvlinks(gpu, most) for gpu in topology.gpus)
     # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
     if topology.fabric == "nvswitch" or (topology.fabric, len(topology.gpus)) == ("nvlink", 2):
         counts = [max(map(_links, row), default=0) for row in topology.links]

@@ -5,7 +5,7 @@ second measurement changes nothing here: how much healthy ones differ is for the
 same when they are measured again. So what is found is found twice, and a healthy one that misses misses twice."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
 from statistics import NormalDist
@@ -122,8 +122,7 @@ def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
                 sd = each.noise.sd * math.sqrt(places / (places - 1))
                 line = Line(each.worse, sd, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
             if each.peers != "others of the model":  # of a board that no other has
-                fixed = not each.noise
-                found.append(Comparison(measurement.metric, conditions, "peers", line, places, fixed))
+                found.append(Comparison(measurement.metric, conditions, "peers", line, places, not each.noise))
     return found
 
 
@@ -156,10 +155,8 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     return of_findings(findings)
 
 
-def _with_bases(profile: Profile) -> Iterator[Profile]:
-    yield profile
-    if profile.base:
-        yield from _with_bases(profile.base)
+def _with_bases(profile: Profile | None) -> list[Profile]:
+    return [profile, *_with_bases(profile.base)] if profile else []
 
 
 # What a profile that has no limit for it does not say of what the suite measures.

@@ -38,20 +38,6 @@ NONE = "no profile can be made of these runs: "
 
 
 @dataclass(frozen=True)
-class CalibratedLimits:
-    """`limits` and `spreads` extend those of `base`, the shipped profile of the GPU model, if there is one; `kept`
-    counts the figures for which its limits hold on. `reaches`: what each limit finds, in words. `own`: the metrics of
-    an author's checks, which a profile has to declare."""
-
-    limits: tuple[Limit, ...]
-    spreads: tuple[SpreadRow, ...]
-    reaches: tuple[str, ...]
-    own: tuple[Metric, ...]
-    base: Profile | None
-    kept: int
-
-
-@dataclass(frozen=True)
 class _Known:
     """A figure of known-good machines: the worst place of each run, and by machine and GPUs the values of all runs.
     `count`: how many comparisons a run makes on such machines."""
@@ -99,42 +85,48 @@ class _Known:
         return f"{self.figure.metric.title} ({conditions})" if conditions else self.figure.metric.title
 
 
-def calibrate(runs: Mapping[str, Record], *, replace_shipped: bool = False) -> CalibratedLimits:
-    """A reference for each figure that the suite judges and no shipped limit holds for: the mean of the machines, and
-    how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
+def calibrate(
+    runs: Mapping[str, Record], sums: Mapping[str, str], *, replace_shipped: bool = False
+) -> tuple[str, list[str]]:
+    """A profile as TOML, which extends the shipped one of the GPU model if there is one; and what it finds, in lines.
 
-    `replace_shipped`: also where a shipped limit is weaker. Refused if a run was not clean, if runs differ in GPU model
-    or software, or by more than 10 % in a figure, or if a machine or place is further off than healthy ones are."""
+    It has a reference for each figure that the suite judges and no shipped limit holds for: the mean of the machines,
+    and how much they and their places differ. Where no default says how much those of a figure usually differ, a floor.
+    The same runs give the same text; `sums`: the SHA-256 of the evidence of each. `replace_shipped`: also where a
+    shipped limit is weaker. Refused if a run was not clean, if runs differ in GPU model or software, or by more than
+    10 % in a figure, or if a machine or place is further off than healthy ones are."""
     problems = [f"{name} {problem}" for name, record in runs.items() for problem in _unclean(record)]
     if problems or (problems := _unlike(runs)):
         raise Refused(f"{NONE}{'; '.join(problems)}")
-    known = [one for one in _known(runs) if not one.worst <= 0]  # which no limit can be; NaN is refused below
+    machines = _machines(runs)
+    # What is 0 no limit can be; NaN is refused below.
+    known = [one for one in _known(runs, machines) if not one.worst <= 0]
     if not known:
         raise Refused(f"{NONE}the runs have no measurement that a limit could rest on")
     if problems := [problem for one in known if (problem := _disagreement(one))]:
         raise Refused(f"{NONE}{'; '.join(problems)}")
-    base, sources = for_gpu(models(next(iter(runs.values())))), _sources(runs.values())
+    model, sources = models(next(iter(runs.values()))), _sources(runs.values())
+    base = for_gpu(model)
     made = [(one, limit) for one in known if (limit := _limit(one, *sources))]
-    spreads = tuple(one.seen(*sources[:2]) for one, limit in made if limit.reference)
+    spreads = [one.seen(*sources[:2]) for one, limit in made if limit.reference]
     before = base or of_every_gpu()
-    here = replace(before, path=Path(), base=before, limits=(), spreads=spreads)
+    here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(spreads))
     new = [(one, limit) for one, limit in made if not _stands(before, here, limit, one, replace_shipped)]
     if not new:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
         raise Refused(f"{NONE}a shipped limit holds for every measurement: {sharper}")
-    return CalibratedLimits(
-        tuple(limit for _, limit in new),
-        tuple(row for row in spreads if row.between is not None or row.within is not None),
-        tuple(_reach(one) for one, _ in new),
-        tuple(one.figure.metric for one, _ in new if one.figure.name not in MEASURED_UNDER),
-        base,
-        len(made) - len(new),
-    )
+    lines = [_reach(one) for one, _ in new]
+    if kept := len(made) - len(new):
+        lines.append(f"{kept} measurements keep their shipped limits (--replace-shipped)")
+    if (count := len({*machines.values()})) < FEWEST_MACHINES:
+        of = f"of {count} machine{'s' * (count > 1)}"
+        lines.append(f"{of}: mostly default spread. Take {FEWEST_MACHINES} machines at least, better ten")
+    own = [one.figure.metric for one, _ in new if one.figure.name not in MEASURED_UNDER]
+    return _text(base, model, [limit for _, limit in new], spreads, own, runs, sums), lines
 
 
 def _unclean(record: Record) -> list[str]:
-    failed = [check.id for check in record.checks.values() if check.outcome == "failed"]
-    missed = [finding.check for finding in record.findings if finding.state == "missed"]
+    failed = record.failed
     proving = {name.partition("::")[0]: name for name, check in shipped().checks.items() if check.proves_sound}
     ran = {levels.check_name(check).partition("::")[0] for check in record.checks}
     had = {name.partition("::")[0] for name in (record.suite.checks or shipped().checks)}  # the suite of then
@@ -144,9 +136,8 @@ def _unclean(record: Record) -> list[str]:
         (record.verdict is None, "did not come to its end"),
         (record.broken, f"was cut short: {record.broken}"),
         (record.spoiled, f"is not complete: {'; '.join(record.spoiled)}"),
-        (failed, f"was rejected: {', '.join(failed[:3])}{' and others' if len(failed) > 3 else ''} failed"),
+        (failed, f"was rejected: {', '.join(failed[:3])}{' and others' if len(failed) > 3 else ''} failed or missed"),
         (unseen, f"did not show that its machine is sound: nothing of {' and '.join(unseen)} ran"),
-        (missed and not failed, f"was rejected: {', '.join(dict.fromkeys(missed))} missed a limit"),
     )
     return [problem for holds, problem in rules if holds][:1]
 
@@ -175,10 +166,10 @@ def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
     return found
 
 
-def _known(runs: Mapping[str, Record]) -> list[_Known]:
+def _known(runs: Mapping[str, Record], machines: Mapping[str, str]) -> list[_Known]:
     """What limits can be made for: figures that require one or had one, under conditions that a profile knows."""
     found: dict[Figure, _Known] = {}
-    machines, parts = _machines(runs), {record.topology.part for record in runs.values()}
+    parts = {record.topology.part for record in runs.values()}
     part, first = parts.pop() if len(parts) == 1 else "", next(iter(runs.values()))
     for name, record in runs.items():
         for figure, values in figures(held_to_limits(record.findings)).items():
@@ -292,48 +283,36 @@ def _stands(before: Profile, here: Profile, limit: Limit, one: _Known, replace_s
     return line_of(limit, measured, here, one.topology, one.count).met_by(shipped_line.value)
 
 
-def too_few(runs: Mapping[str, Record]) -> str:
-    """Why these limits say little of how much machines differ; "" if there are enough."""
-    machines = len(set(_machines(runs).values()))
-    if machines >= FEWEST_MACHINES:
-        return ""
-    of = f"{machines} machine{'s' * (machines > 1)}"
-    return f"of {of}: mostly default spread. Take {FEWEST_MACHINES} machines at least, better ten"
-
-
-HEAD = """\
-# Calibrated on known-good runs of pytest-gpufleet {plugins}.
-# A reference is the mean of the machines; [[spread]] says how much they and their GPUs differ (standard deviations).
-"""
-
-
-def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums: Mapping[str, str]) -> str:
-    """A profile as TOML: the limits, what each of them rests on, and the runs with their GPUs. `sums` has the SHA-256
-    of each run's evidence. The same runs give the same text."""
+def _text(
+    base: Profile | None, model: str, limits: Iterable[Limit], spreads: Iterable[SpreadRow], own: Iterable[Metric],
+    runs: Mapping[str, Record], sums: Mapping[str, str],
+) -> str:  # fmt: skip
     import tomli_w
 
-    base, model = calibrated.base, models(next(iter(runs.values())))
-    plugins = sorted({record.run.plugin for record in runs.values()})
-    head = HEAD.format(plugins=", ".join(plugins))
+    plugins = ", ".join(sorted({record.run.plugin for record in runs.values()}))
+    head = (
+        f"# Calibrated on known-good runs of pytest-gpufleet {plugins}.\n# A reference is the mean of the machines; "
+        "[[spread]] says how much they and their GPUs differ (standard deviations).\n"
+    )
     if base:
         head += "# Where a shipped limit holds that is not repeated here, it holds on.\n"
     content = {
         "name": f"{base.name if base else model}, calibrated",
         **({"extends": base.name} if base else {"match": [model]}),
-        "metric": {
-            each.name: {"unit": each.unit, "better": each.better, "title": each.title} for each in calibrated.own
-        },
+        "metric": {each.name: {"unit": each.unit, "better": each.better, "title": each.title} for each in own},
         "limit": [
-            _stated({
+            {
                 "metric": limit.metric,
                 **({"reference": limit.reference.value, **asdict(limit.reference), "value": None} if limit.reference
                    else {limit.sense: limit.value, "measured": limit.measured, "date": limit.date}),
                 "unit": limit.unit, "grade": limit.grade, "source": limit.source, "when": _when(limit.conditions),
-            })
-            for limit in calibrated.limits
+            }
+            for limit in limits
         ],
         "spread": [
-            _stated({**asdict(row), "conditions": None, "when": _when(row.conditions)}) for row in calibrated.spreads
+            {**asdict(row), "conditions": None, "when": _when(row.conditions)}
+            for row in spreads
+            if row.between is not None or row.within is not None
         ],
         # So that a machine is not held against itself without a word.
         "calibrated_on": [
@@ -342,11 +321,10 @@ def profile_text(calibrated: CalibratedLimits, runs: Mapping[str, Record], sums:
             for name, run, gpus in ((name, each.run, each.topology.gpus) for name, each in runs.items())
         ],
     }  # fmt: skip
+    for key in ("limit", "spread"):
+        tables: Any = content[key]
+        content[key] = [{name: value for name, value in each.items() if value not in (None, "", {})} for each in tables]
     return f"{head}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
-
-
-def _stated(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value not in (None, "", {})}
 
 
 def _when(conditions: Mapping[str, Condition]) -> dict[str, Condition]:

@@ -1,10 +1,9 @@
 """Runs side by side: what each measured, by what it is, for many nodes of one model, or for one machine over time."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
 
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.health import worsened
@@ -148,28 +147,21 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution (Rousseeuw and Croux 1993)
 # next, which halves it.
 WORTH = 0.2
 
-# What the hardware corrected by itself, by counter and part of it: more of it is a note, and no fault.
-CORRECTED: tuple[tuple[str, Callable[[Any], int | None], str], ...] = (
-    ("ecc_corrected_volatile", lambda count: count, "corrected ECC errors"),
-    ("remapped_rows", lambda rows: rows[0], "rows remapped after corrected errors"),
-    ("spare_rows", lambda banks: banks["low"], "banks of memory with few spare rows left"),
-)
-
 
 @dataclass(frozen=True)
 class _Measured:
-    """A figure of one run: by GPUs its values and places, and their mean temperature."""
+    """A figure of one run: by GPUs its values and places, their mean temperature, and what a kelvin costs."""
 
-    figure: Figure
     values: Mapping[GpuIds, float]
     places: Mapping[GpuIds, Where]
     temperature: float | None
     per_kelvin: float
 
-    def at(self, temperature: float | None, per_kelvin: float) -> dict[GpuIds, float]:
-        """The values at another mean temperature. What one GPU is warmer than the others stays."""
-        kelvin = self.temperature - temperature if temperature is not None and self.temperature is not None else 0.0
-        factor = 1 + self.figure.metric.sign * per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
+    def at_temperature_of(self, now: "_Measured", sign: int) -> dict[GpuIds, float]:
+        """What one GPU is warmer than the others stays."""
+        known = self.temperature is not None and now.temperature is not None
+        kelvin = self.temperature - now.temperature if known else 0.0  # type: ignore[operator]
+        factor = 1 + sign * now.per_kelvin * max(-MOST_KELVIN, min(MOST_KELVIN, kelvin))
         return {gpus: factor * value for gpus, value in self.values.items()}
 
 
@@ -189,50 +181,39 @@ def drift(runs: Mapping[str, Record]) -> RunComparison:
     before = {}
     for figure, now in measured[last].items():
         earlier = [of_run[figure] for name, of_run in measured.items() if name != last and figure in of_run]
-        of_gpus = grouped(item for each in earlier for item in each.at(now.temperature, now.per_kelvin).items())
+        at_one = (each.at_temperature_of(now, figure.metric.sign) for each in earlier)
+        of_gpus = grouped(item for values in at_one for item in values.items())
         before[figure] = {gpus: values for gpus, values in of_gpus.items() if gpus in now.values}
     compared = sum(map(len, before.values()))
     worse: list[Outlier] = []
     for figure, of_gpus in before.items():
         now, healthy = measured[last][figure], healthy_spread(figure, runs[last].topology)
-        default = REPEAT * (healthy.within or healthy.between)
-        least = MATTERS if healthy.seen else healthy.matters
-        seen, df = noise(of_gpus.values(), figure)
-        sd, df = pooled(default, seen, df)
+        sd, df = pooled(REPEAT * (healthy.within or healthy.between), *noise(of_gpus.values(), figure))
+        drifts = Spread(sd, 0.0, within_df=df, matters=MATTERS if healthy.seen else healthy.matters)
         for gpus, values in of_gpus.items():
             numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric))
-            good = numbers[: math.ceil(len(numbers) / 2)]
-            drifts = Spread(sd, 0.0, within_df=df, matters=least)
-            allowed = drifts.gpu_line(len(good) + 1, compared).at if good else math.inf
-            usual = median(good) if good else math.nan
-            for each in outliers.outliers(figure, {(last, now.places[gpus]): now.values[gpus]}, usual, allowed):
+            good = numbers[: math.ceil(len(numbers) / 2)] or [math.nan]  # than which nothing is worse
+            allowed, value = drifts.gpu_line(len(good) + 1, compared).at, {(last, now.places[gpus]): now.values[gpus]}
+            for each in outliers.outliers(figure, value, median(good), allowed):
                 of_runs = ((name, of_run[figure].values) for name, of_run in measured.items() if figure in of_run)
                 history = {name: of_run[gpus] for name, of_run in of_runs if gpus in of_run}
                 identity = runs[last].topology.identity(each.place)
                 worse.append(replace(each, identity=identity, gpus=gpus, history=history))
     worse.sort(key=lambda each: (-each.worse, each.place))
-    faults, grown = _counters(list(runs.values()))
-    notes = (*(each.text for each in unlike(runs)), *_moved(runs), *grown)
-    return RunComparison(runs, notes, compared, tuple(worse), faults=faults, over_time=True)
+    notes = (*(each.text for each in unlike(runs)), *_moved(runs))
+    return RunComparison(runs, notes, compared, tuple(worse), faults=_counters([*runs.values()]), over_time=True)
 
 
 def _measured(record: Record, wanted: Collection[Figure]) -> dict[Figure, _Measured]:
-    measured = [(figure_of(finding.measurement), finding) for finding in record.findings]
-    tolerances = grouped((figure, each) for figure, finding in measured for each in finding.tolerances)
-    states = ((figure, state) for figure, each in measured for state in each.measurement.gpu_states.values())
-    known = ((figure, state.temperature_c) for figure, state in states if state.temperature_c is not None)
-    temperatures = grouped(known)
-    found = {}
+    found, of_figure = {}, grouped((figure_of(finding.measurement), finding) for finding in record.findings)
     for figure, values in figures(record.findings).items():
         if figure in wanted:
-            gpus = {ids: place for place in values if (ids := whose(record, figure, place))}
-            found[figure] = _Measured(
-                figure,
-                {ids: values[place] for ids, place in gpus.items()},
-                gpus,
-                fmean(temperatures[figure]) if figure in temperatures else None,
-                max((each.per_kelvin for each in tolerances.get(figure, ())), default=0.0),
-            )
+            places = {ids: place for place in values if (ids := whose(record, figure, place))}
+            states = (state for each in of_figure[figure] for state in each.measurement.gpu_states.values())
+            known = [state.temperature_c for state in states if state.temperature_c is not None]
+            slopes = (tolerance.per_kelvin for each in of_figure[figure] for tolerance in each.tolerances)
+            of_gpus = {ids: values[place] for ids, place in places.items()}
+            found[figure] = _Measured(of_gpus, places, fmean(known) if known else None, max(slopes, default=0.0))
     return found
 
 
@@ -249,24 +230,16 @@ def noise(histories: Iterable[list[float]], figure: Figure) -> tuple[float, floa
     return (MAD_TO_SIGMA * median(numbers), WORTH * len(numbers)) if numbers else (0.0, 0.0)
 
 
-def _counters(runs: list[Record]) -> tuple[tuple[Fault, ...], list[str]]:
-    """What the errors that GPUs count say of the time since their first run: faults, and notes."""
-    faults: list[Fault] = []
-    notes: list[str] = []
+def _counters(runs: list[Record]) -> tuple[Fault, ...]:
+    """Counters of errors that grew since the first run of their GPU, and must not."""
     first = {gpu.lasting_id: (gpu, record) for record in reversed(runs[:-1]) for gpu in record.topology.gpus}
+    faults: list[Fault] = []
     for gpu in runs[-1].topology.gpus:
-        if not gpu.lasting_id or gpu.lasting_id not in first:
-            continue
-        before, record = first[gpu.lasting_id]
-        minutes = (runs[-1].run.began - record.run.began) / 60
-        faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
-        for counter, count, what in CORRECTED:
-            values = (each.get(counter) for each in (before, gpu))
-            then, now = (0 if value is None else count(value) or 0 for value in values)
-            if now > then:
-                text = "{gpu}: {then} {what} at {utc}, {now} now"
-                notes.append(Said(text, gpu=gpu.identity, then=then, what=Said(what), utc=record.run.utc, now=now))
-    return tuple(faults), notes
+        if gpu.lasting_id and gpu.lasting_id in first:
+            before, record = first[gpu.lasting_id]
+            minutes = (runs[-1].run.began - record.run.began) / 60
+            faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
+    return tuple(faults)
 
 
 def _moved(runs: Mapping[str, Record]) -> list[str]:
