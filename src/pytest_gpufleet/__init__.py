@@ -6,6 +6,7 @@ Names that need torch or judge are loaded at their first use, since this package
 
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,23 @@ def _refuse_to_be_no_test() -> None:
 
 
 _refuse_to_be_no_test()
+
+
+class Lazy:
+    """A module of this package that is imported when something of it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks everything in a plugin whether it is a fixture
+            raise AttributeError(name)
+        return getattr(import_module(f"{__name__}.{self._name}"), name)
+
+
+def lazy(room: str, *modules: str) -> Iterator[Any]:
+    """For what is loaded in every pytest run; type checkers read an ordinary import of the same modules."""
+    return (Lazy(f"{room}.{name}") for name in modules)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,5 @@
 """Every command that reads a run refuses one whose files do not belong together, whatever is different."""
 
-import json
 import shutil
 
 import pytest
@@ -136,15 +135,8 @@ def test_of_a_run_that_was_killed_it_is_said_what_is_missing(command, whole, tmp
 
 
 def test_evidence_of_another_state_of_the_code_is_held_against_what_it_recorded(whole, tmp_path, gpufleet):
-    """Of a version whose summary has no sum of the page, nobody vouches for that."""
     folder = of_another_state(shutil.copytree(whole, tmp_path / "run"))
     status, text = gpufleet("verify", folder)
     assert (status, "commit 1f1f1f1f1f1f, not by this state" in text) == (0, True), text
     replaced("report.html", "fleet", "fleed")(folder)
     assert gpufleet("verify", folder)[0] == 1
-    folder = of_another_state(folder, plugin="0.3.0", code="")
-    document = json.loads((folder / "summary.json").read_text())
-    del document["report_sha256"]
-    (folder / "summary.json").write_text(json.dumps(document))
-    status, text = gpufleet("verify", folder)
-    assert (status, "nobody knows whether the page was changed" in text) == (0, True), text

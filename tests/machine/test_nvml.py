@@ -89,8 +89,6 @@ def test_cuda_visible_devices_chooses_and_orders(read, visible, indices):
 def test_links_follow_the_order_of_the_gpus(read):
     topology = read(STATION, "3,0,1")
     assert topology.links == (("X", "NV2", "NV1"), ("NV2", "X", "NV1"), ("NV1", "NV1", "X"))
-    matrix = "\tGPU3\tGPU0\tGPU1", "GPU3\tX\tNV2\tNV1", "GPU0\tNV2\tX\tNV1", "GPU1\tNV1\tNV1\tX"
-    assert str(topology) == "\n".join(matrix)  # as nvidia-smi writes it
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9,0", "NoDevFiles", "MIG-77aa"])
@@ -297,4 +295,4 @@ def test_a_machine_without_nvidia_hardware_is_rehearsed_on(monkeypatch):
     monkeypatch.setattr(nvml, "signs_of_nvidia", list)
     target = Run(Options(gpus="auto")).target
     assert (target.rehearsal_ranks, target.topology.problems) == (2, ())
-    assert str(target.topology).startswith("no GPU: NVML (libnvidia-ml.so.1) was not found")
+    assert target.why.startswith("NVML (libnvidia-ml.so.1) was not found")

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import HostFound, NodeFound, NodeLeftOut, NodeLost
+from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.place import gpu, where
@@ -56,8 +56,7 @@ def run(cluster, monkeypatch, tmp_path):
     made = ClusterRun(Options(nodes=3))
     made.said, made.spoiled = [], []
     hosts = {node: f"gf{node}" for node in range(3)}
-    node_facts = [SimpleNamespace(index=node, found=NodeFound(node, host)) for node, host in hosts.items()]
-    target = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts, node_facts=node_facts)
+    target = SimpleNamespace(topology=SimpleNamespace(gpus=(0,)), hosts=hosts)
     made.folder = RunFolder(tmp_path)
     monkeypatch.setattr(ClusterRun, "target", target)
     made.evidence = SimpleNamespace(

@@ -90,11 +90,12 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
     assert main(["verify", str(folder)]) == 0
 
 
-@pytest.mark.parametrize(("hang", "first", "status"), [(SWALLOWS, "pass", 10), (HOLDS, "assert False", 1)])
+@pytest.mark.parametrize(("hang", "first", "status"), [(SWALLOWS, "time.sleep(1)", 10), (HOLDS, "assert False", 1)])
 def test_a_controller_that_cannot_end_is_ended_and_what_had_failed_stays_failed(late, hang, first, status):
     run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", first), "--fleet-prometheus=told.prom")
     assert (run.status, run.record.broken) == (status, DEADLINE), run.text
     assert run.outcomes == {"test_first": "failed" if status == 1 else "passed"}
+    assert run.record.lasted >= run.check("test_first").seconds  # of the run, not of its supervisor's last seconds
     (folder,) = run.folders
     assert {path.name for path in folder.iterdir()} == FILES - {"junit.xml"}
     assert json.loads((folder / "summary.json").read_text())["exit_status"] == status

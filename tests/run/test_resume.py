@@ -10,21 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_gpufleet.model import codec
+from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import (
-    CheckFinished,
-    Earlier,
-    Event,
-    HostFound,
-    Losses,
-    Noticed,
-    RunHeader,
-    Spoiled,
-    Verdict,
-    recorded,
-)  # fmt: skip
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology, Missing
 from pytest_gpufleet.model.record import Record
@@ -120,7 +108,7 @@ def test_a_run_that_came_to_its_end_or_was_changed_is_refused(tmp_path, limits, 
 def test_a_rejected_run_that_its_deadline_ended_is_gone_on_with(tmp_path):
     folder = runs.record(tmp_path / "run", failed={runs.ALONE: "other"}, ends=False)
     evidence = Evidence(folder / "evidence.jsonl", of_dead_process=True)
-    evidence.add(Verdict(verdict="REJECTED", reasons=[], broken=DEADLINE, exit_status=1))
+    evidence.add(events.Verdict(verdict="REJECTED", reasons=[], broken=DEADLINE, exit_status=1))
     evidence.close()
     assert resume.load(RunFolder(folder)).broken in RESUMABLE
 
@@ -174,7 +162,7 @@ def test_what_was_carried_over_stands_beside_the_acceptance(tmp_path, limits):
     assert conclude(record)[0] == "ACCEPTED"
     (check, *_), (other, *_) = record.checks, list(record.checks)[7:]
     record.checks[check] = replace(record.checks[check], run="node7-a")
-    earlier = Earlier("node7-a", Moment("2026-11-20T23:10:00+00:00"), (other, "own.py::test_x"))
+    earlier = events.Earlier("node7-a", Moment("2026-11-20T23:10:00+00:00"), (other, "own.py::test_x"))
     record.run = msgspec.structs.replace(record.run, resumed=(earlier,))
     verdict, (_, _, carried, *failed) = conclude(record)
     assert verdict == "ACCEPTED"
@@ -204,9 +192,9 @@ def first(cut_short):
     return partial(cut_short, "first")
 
 
-def taken(folder, kind=Event):
-    events = resume.carried(RunFolder(folder), resume.load(RunFolder(folder)))
-    return [event for event in events if isinstance(event, kind)]
+def taken(folder, kind=events.Event):
+    folder = RunFolder(folder)
+    return [event for event in resume.carried(folder, resume.load(folder)) if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -215,7 +203,7 @@ def gone_on_with(cut_short):
     verdict and reasons."""
 
     def goes_on(folder, name):
-        again = cut_short(name, *(json.loads(recorded(event)[1]) for event in taken(folder)))
+        again = cut_short(name, *(json.loads(events.recorded(event)[1]) for event in taken(folder)))
         first, *rest = (again / "evidence.jsonl").read_text().splitlines(keepends=True)
         history = resume.history(RunFolder(folder), resume.load(RunFolder(folder)))
         begins = {**json.loads(first), "resumed": codec.plain(history)}
@@ -257,10 +245,10 @@ def test_what_goes_along_is_that_of_checks_that_do_not_run_again(first):
         *({"event": "noticed", "fault": codec.plain(fault)} for fault in shown),
         *({"event": "losses", "check": check, "curve": curve} for check in (done, again, not_done)),
     )
-    noticed = [event.fault for event in taken(folder, Noticed)]
+    noticed = [event.fault for event in taken(folder, events.Noticed)]
     assert [(fault.check, fault.watched) for fault in noticed] == [(done, False), (again, True)]
-    assert [(event.check, event.in_run) for event in taken(folder, Losses)] == [(done, "first")]
-    carried = {event.check.id.partition("/")[2] for event in taken(folder, CheckFinished)}
+    assert [(event.check, event.in_run) for event in taken(folder, events.Losses)] == [(done, "first")]
+    carried = {event.check.id.partition("/")[2] for event in taken(folder, events.CheckFinished)}
     files = {check.partition("::")[0] for check in carried}
     assert "test_3_exactness.py" in files
     assert files.isdisjoint({"test_1_inventory.py", "test_1_order.py", "test_2_host.py", "test_2_pcie.py"})
@@ -299,7 +287,7 @@ def test_telemetry_that_saw_nothing_spoils_the_checks_that_do_not_run_again(tmp_
     gpus = [replace(gpu, facts={**gpu.facts, "compute_capability": [9, 0]}) for gpu in runs.topology("node7").gpus]
     machine = replace(runs.topology("node7"), gpus=tuple(gpus))
     told = ("temperature_c", "power_watts")
-    spoiled = taken(runs.record(tmp_path / "first", machine=machine, ends=False, readings=told), Spoiled)
+    spoiled = taken(runs.record(tmp_path / "first", machine=machine, ends=False, readings=told), events.Spoiled)
     assert [each.in_run for each in spoiled] == ["first"] * 4
     assert spoiled[0].why.endswith("telemetry never had clock_event_reasons: no slowdown would have been seen")
 
@@ -340,11 +328,11 @@ CHASSIS = {
 
 
 def run(**header):
-    return Record(run=RunHeader(**header))
+    return Record(run=events.RunHeader(**header))
 
 
 def machine(**facts):
-    return Record(machines={0: HostFound("", {**CHASSIS, **facts})})
+    return Record(machines={0: events.HostFound("", {**CHASSIS, **facts})})
 
 
 @pytest.mark.parametrize(("then", "now", "told"), [

@@ -188,10 +188,6 @@ def _verify(given: argparse.Namespace) -> int:
             f"made by pytest-gpufleet {record.run.plugin}{commit}, not by this state of {__version__}: verified by "
             "what it recorded, its verdict and its summary were not derived again"
         )
-    if not found.knows_page:
-        remarks.append(
-            f"{SUMMARY} has no SHA-256 of {REPORT}, as before 0.4: nobody knows whether the page was changed"
-        )
     with printing():
         for line in (f"{held}, SHA-256 {found.digest}: {verdict}", *remarks):
             print_line(f"{folder}: {line}")

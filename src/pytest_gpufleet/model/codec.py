@@ -3,17 +3,24 @@
 import sys
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.place import Where
 
 T = TypeVar("T")
 
-Amount = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # a time, a size or a reading
-Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Amount = Annotated[float, Meta(ge=-1e15, le=1e15)]  # a time, a size or a reading
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
+def about(description: str = "", names: Any = None, **rules: Any) -> Meta:
+    """What a JSON Schema says of a field. `names`: a Literal of the keys of a table, of which msgspec tells nothing."""
+    keys = {"propertyNames": {"enum": get_args(names)}} if names else None
+    return Meta(description=description or None, extra_json_schema=keys, **rules)
 
 
 class Moment(str):
@@ -46,9 +53,8 @@ def unpacked(data: bytes, kind: Any) -> Any:
     return _decoder(kind).decode(data)
 
 
-@cache
+@cache  # for a union of many types it takes longer than most messages
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Made once: for a union of many types that takes longer than most messages."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_read)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.codec import Amount, Finite, Moment
+from pytest_gpufleet.model.codec import Amount, Finite, Moment, about
 from pytest_gpufleet.model.endings import NOT_ASKED, Refused
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, GivenLimits, Grade
@@ -30,6 +30,7 @@ from pytest_gpufleet.safe_files import open_regular
 
 LONGEST_LINE = 64 << 20  # bytes
 BEGINNING = 80  # bytes, in which a run writes which event it is
+STARTED_BY = "GPUFLEET_STARTED_BY"  # the variable in which who calls pytest with the suite says so
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -78,17 +79,13 @@ def as_written(line: bytes) -> "Event | None":
         return None
 
 
-# The variable of the environment by which what calls pytest with the suite, and behind it all that was typed, says so.
-STARTED_BY = "GPUFLEET_STARTED_BY"
-
-
 class Requirement(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of --fleet-requirements: the checks and metrics that answer it, or why none does."""
 
     id: str
     text: str
-    checks: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
+    checks: Annotated[tuple[str, ...], about("That answer it.")] = ()
+    metrics: Annotated[tuple[str, ...], about("That answer it.")] = ()
     out_of_scope: str = ""
 
 
@@ -221,12 +218,12 @@ FailedBy = Literal["", "limits", "other"]
 
 @dataclass(frozen=True)
 class Check:
-    id: str
+    id: Annotated[str, about("pytest's node id.")]
     outcome: Outcome
     seconds: Amount
     title: str = ""  # first line of its docstring
     doc: str = ""  # the rest: why it matters, what to do
-    message: str = ""  # why it failed, was skipped or does not apply
+    message: Annotated[str, about("Why it failed, was skipped or does not apply.")] = ""
     run: str = ""  # the earlier run that this was carried over from
     failed_by: FailedBy = ""
     log: str = ""  # what it printed and logged
@@ -259,52 +256,46 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class RunHeader(Event, frozen=True, tag="run"):
-    """What evidence says of its run first. `gpus`, `network`, `without`, `used`, `notes`: what --gpus and the options
-    of these names said. `deadline_seconds`: 0 if there was none. `basis`: the lowest grade of a limit that a figure may
-    be held against which needs one. `commit`: of the checkout that the suite ran from, with "-dirty" where files
-    differed from it; "" without one. `code`: SHA-256 over the files of pytest-gpufleet.
-
-    Of a run on many nodes: `nodes_wanted` is what --nodes asked for (0: whatever is there), `transport` what has
-    started them ("local", "srun", "ray" ...; none on its own machine), `secured` what keeps strangers out, `interfaces`
-    those that the ranks of each node use, in the order of `nodes`; `nodes_missing` those that did not come, as far as
-    their names are known."""
+    """What evidence says of its run first; summary.json has what is described here. `basis`: the lowest grade of a
+    limit that a figure may be held against which needs one. `code`: SHA-256 over the files of pytest-gpufleet. Of a run
+    on many nodes `interfaces` are in the order of `nodes`."""
 
     schema: int = SCHEMA
     host: str = ""
     nodes: tuple[NodeFound, ...] = ()
-    utc: Moment = Moment("")
+    utc: Annotated[Moment, about("When the run began, ISO 8601.")] = Moment("")
     command: str = ""
     command_line: CommandLine = CommandLine("pytest", "", "acceptance/")  # the same, to be started again
     level: Level = "standard"
-    burn_in_seconds: Amount = 0
-    deadline_seconds: Amount = 0
+    burn_in_seconds: Annotated[Amount, about("0 below level burnin.")] = 0
+    deadline_seconds: Annotated[Amount, about("What --fleet-deadline gave it, if anything.")] = 0
     basis: Grade = "physical"
-    network: Network = ""
-    without: tuple[str, ...] = ()
-    used: bool = False
-    gpus: str = ""
+    network: Annotated[Network, about("What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
+    without: Annotated[tuple[str, ...], about("Parts of the host that were not judged by request.")] = ()
+    used: Annotated[bool, about("Whether --fleet-used said that the hardware is not new.")] = False
+    gpus: Annotated[str, about("As asked for: a number, all or auto.")] = ""
     gpus_present: Count = 0
     rehearsal: bool = False
-    rehearsal_because: str = ""
+    rehearsal_because: Annotated[str, about("Why there were no GPUs; only in a rehearsal.")] = ""
     ranks: Count | None = None
-    profile: str | None = None
+    profile: Annotated[str | None, about("Where the limits come from.")] = None
     profile_sha256: str | None = None
-    order: str | None = None  # the name of its file
+    order: Annotated[str | None, about("The file that says what was bought, if one was given.")] = None
     order_sha256: str | None = None
-    environment: Mapping[str, str] = {}
+    environment: Annotated[Mapping[str, str], about("The variables that can change a result.")] = {}
     python: str = ""
     pytest: str = ""
-    plugin: str = ""  # the version of pytest-gpufleet
-    commit: str = ""
+    plugin: Annotated[str, about("The version of pytest-gpufleet.")] = ""
+    commit: Annotated[str, about("Of the checkout that the suite ran from, -dirty where it differed.")] = ""
     code: Sum = ""
-    notes: Mapping[str, str] = {}
+    notes: Annotated[Mapping[str, str], about("What --fleet-note gave.")] = {}
     language: Language = "en"  # of its report
     resumed: tuple[Earlier, ...] = ()
-    nodes_wanted: Count = 0
-    nodes_missing: tuple[str, ...] = ()
-    transport: str = ""
-    secured: Secured | None = None
-    interfaces: tuple[str, ...] = ()
+    nodes_wanted: Annotated[Count, about("What --nodes asked for, if it was a number.")] = 0
+    nodes_missing: Annotated[tuple[str, ...], about("That did not come, as far as anybody knows.")] = ()
+    transport: Annotated[str, about("Of a run on many nodes: what has started them.")] = ""
+    secured: Annotated[Secured | None, about("How strangers are kept out of that.")] = None
+    interfaces: Annotated[tuple[str, ...], about("That the ranks of each node use, in their order.")] = ()
 
     @property
     def began(self) -> float:

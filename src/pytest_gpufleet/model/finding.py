@@ -4,9 +4,9 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pytest_gpufleet.model.codec import Finite
+from pytest_gpufleet.model.codec import Finite, about
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Said
@@ -38,31 +38,24 @@ class Reference:
 class Limit:
     """A minimum or maximum (`sense`) of a metric, in its unit, where every one of `conditions` holds. With a
     `reference` it is the line that this machine's mean is held against, and before it is held against one, the
-    reference itself; else a floor, which each place is held against. `measured`: the healthy figure that a floor was
-    made from, if it was made from one. `given`: it comes from a profile that the customer gave, and not from a shipped
-    one."""
+    reference itself; else a floor, which each place is held against."""
 
     metric: str
     sense: Literal["min", "max"]
-    value: Finite
+    value: Annotated[Finite, about("In the unit of the finding.")]
     unit: str
     grade: Grade
     source: str
     conditions: Mapping[str, Condition]
     profile: str  # the file it stands in, by its name
-    measured: Finite | None = None
-    given: bool = False
+    measured: Annotated[Finite | None, about("The healthy value that it was made from, in the same unit.")] = None
+    given: Annotated[bool, about("Whether it is the customer's and not a shipped one.")] = False
     reference: Reference | None = None
     date: str = ""  # of a floor
 
     @property
     def healthy(self) -> float | None:
         return self.reference.value if self.reference else self.measured
-
-    @property
-    def precedence(self) -> int:
-        """Among limits for the same figure: the least one decides."""
-        return GRADES.index(self.grade)
 
     @property
     def origin(self) -> str:

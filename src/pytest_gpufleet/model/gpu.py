@@ -5,11 +5,12 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from pytest_gpufleet.model import place
+from pytest_gpufleet.model.codec import about
 from pytest_gpufleet.model.place import CALLED, Place, Where
 
 # The names of all facts. machine/gpu_facts.py adds them, which has their rows: how each is read is not known here.
@@ -274,8 +275,8 @@ class GpuTopology:
     links: tuple[tuple[str, ...], ...] = ()
     fabric: str = "none"
     driver: str | None = None
-    cuda_driver: str | None = None
-    cuda: str | None = None
+    cuda_driver: Annotated[str | None, about("The CUDA version that the driver supports.")] = None
+    cuda: Annotated[str | None, about("The one that torch was built for.")] = None
     cudnn: str | None = None
     nccl: str | None = None
     torch: str | None = None
@@ -360,14 +361,6 @@ class GpuTopology:
         rows = [links[self._position[part]] for part in where.parts if part in self._position]
         return tuple(sum(link in ("PIX", "PXB") for link in row) for row in rows)
 
-    def __str__(self) -> str:
-        """The link matrix as `nvidia-smi topo -m` prints it; without GPUs, why there are none."""
-        if not self.gpus:
-            return f"no GPU: {self.absent or 'nobody recorded why'}"
-        names = [f"GPU{gpu.index}" for gpu in self.gpus]
-        rows = [["", *names], *([name, *row] for name, row in zip(names, self.links, strict=True))]
-        return "\n".join("\t".join(row) for row in rows)
-
 
 NETWORK, DOMAIN = "network", "domain"  # what links places of two nodes, in the words of GpuTopology.links
 MIXED = "mixed"
@@ -401,9 +394,6 @@ class ClusterTopology(GpuTopology):
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:
         return tuple(each for node in self._on(where) for each in node.switch_neighbours(where))
-
-    def __str__(self) -> str:
-        return "\n".join(f"{self.hosts[number]}\n{node}" for number, node in self.nodes.items())
 
     def _on(self, where: Where) -> list[GpuTopology]:
         numbers = dict.fromkeys(part.node for part in where.parts if part.is_on_node)

@@ -328,6 +328,6 @@ class LiveMachine(Machine):
         numbers = sorted({*machines, *runs, *clocks})
         left_out = {fact: dict.fromkeys(numbers, why) for fact, why in self._left_out.items()}
         ask = cache(lambda fact: left_out.get(fact) or run.hosts_now(fact))
-        names = {each.index: each.host for each in run.target.node_facts}
+        names = {found.index: found.host for found, _, _ in run.target.node_facts}
         about = ((each, machines.get(each), runs.get(each), clocks.get(each)) for each in numbers)
         return tuple(Node(*each, ask, names.get(each[0], "")) for each in about)

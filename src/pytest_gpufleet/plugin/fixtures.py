@@ -11,24 +11,35 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from pytest_gpufleet import lazy
 from pytest_gpufleet.model.endings import Refused, not_applicable
+from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.plugin.markers import is_spmd, uses_ranks
 from pytest_gpufleet.plugin.terminal import SCREEN
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.machine.dcgm import Diagnosis
+    from pytest_gpufleet.machine import dcgm, host
     from pytest_gpufleet.machine.nccl_log import NcclLog
-    from pytest_gpufleet.model.events import Fingerprint
+    from pytest_gpufleet.model import events, fault
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Measurement
-    from pytest_gpufleet.plugin.assertions import Judge, LiveMachine
-    from pytest_gpufleet.probes.endurance import AfterTurn
+    from pytest_gpufleet.nodes import network
+    from pytest_gpufleet.plugin import assertions, on_nodes, spmd
+    from pytest_gpufleet.probes import endurance
     from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.run import Run
+    from pytest_gpufleet.world import call
     from pytest_gpufleet.world.rank import Rank
     from pytest_gpufleet.world.world import World
+else:
+    dcgm, host = lazy("machine", "dcgm", "host")
+    events, fault = lazy("model", "events", "fault")
+    (network,) = lazy("nodes", "network")
+    assertions, on_nodes, spmd = lazy("plugin", "assertions", "on_nodes", "spmd")
+    (endurance,) = lazy("probes", "endurance")
+    (call,) = lazy("world", "call")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -36,14 +47,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run = item.config.stash[RUN]
     if run.options.listing or not uses_ranks(item):
         return
-    from pytest_gpufleet.plugin import compat, spmd
-    from pytest_gpufleet.world.call import ship_by_value
-
     compat.teach_endings()
     if is_spmd(item):
         spmd.refuse(item)
     if isinstance(item, pytest.Function):
-        ship_by_value(item.module)
+        call.ship_by_value(item.module)
     try:
         _ = run.ranks.pool
     except Refused as error:
@@ -51,19 +59,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def gpu_topology(machine: LiveMachine, pytestconfig: pytest.Config) -> GpuTopology:
+def gpu_topology(machine: assertions.LiveMachine, pytestconfig: pytest.Config) -> GpuTopology:
     """The GPUs of this run, their links and the software above them (a GpuTopology); no GPUs in a rehearsal."""
     _ = machine.gpus  # of which a check between nodes has none
     return pytestconfig.stash[RUN].own_machine.topology
 
 
 @pytest.fixture(scope="session")
-def machine(pytestconfig: pytest.Config) -> LiveMachine:
+def machine(pytestconfig: pytest.Config) -> assertions.LiveMachine:
     """Every fact of the run's GPUs and of their host when it began (a LiveMachine); `expect` checks facts. No GPUs in
     a rehearsal. machine.now(fact) reads one again; machine.nodes are those of a check between nodes."""
-    from pytest_gpufleet.plugin.assertions import LiveMachine
-
-    return LiveMachine(pytestconfig.stash[RUN])
+    return assertions.LiveMachine(pytestconfig.stash[RUN])
 
 
 def _of_run(read: Callable[[Run], object], text: str) -> Any:
@@ -109,17 +115,13 @@ nccl_group = _of_run(
 def cut_off(pytestconfig: pytest.Config) -> Callable[..., Sequence[Fault]]:
     """cut_off(): which nodes of a run on several cannot reach each other by TCP; cut_off(rdma=ports): by RDMA, on each
     of these ports. The run goes on without them."""
-    from pytest_gpufleet.plugin.on_nodes import who_cannot_write, who_is_cut_off
-
     run = cast("ClusterRun", pytestconfig.stash[RUN])
-    return lambda rdma=(): who_cannot_write(run, rdma) if rdma else who_is_cut_off(run)
+    return lambda rdma=(): on_nodes.who_cannot_write(run, rdma) if rdma else on_nodes.who_is_cut_off(run)
 
 
 @pytest.fixture(scope="session")
 def rdma_write(pytestconfig: pytest.Config) -> Callable[..., Any]:
     """rdma_write(test, ways, ports): what nodes of a run on several write to each other (network.written)."""
-    from pytest_gpufleet.nodes import network
-
     return partial(network.written, cast("ClusterRun", pytestconfig.stash[RUN]).cluster)
 
 
@@ -128,42 +130,34 @@ def rank(request: pytest.FixtureRequest) -> Rank:
     """The rank (a Rank) that runs the body; only in tests marked spmd."""
     if request.node.get_closest_marker("spmd") is None:
         pytest.fail("the fixture rank exists only in tests marked @pytest.mark.spmd", pytrace=False)
-    from pytest_gpufleet.plugin.spmd import OnRank
-
-    return cast("Rank", OnRank())  # each rank puts its own in the place of this
+    return cast("Rank", spmd.OnRank())  # each rank puts its own in the place of this
 
 
 @pytest.fixture
-def judge(request: pytest.FixtureRequest) -> Generator[Judge]:
+def judge(request: pytest.FixtureRequest) -> Generator[assertions.Judge]:
     """judge(measurement, ...) holds each against its limit and its peers and records all. Of judge(function), what it
     measures, and once more if that missed. It returns; the test fails with LimitMissed when its body has ended, if
     anything missed. With required=False a figure without a limit is only shown and leaves the verdict alone; so are
     those of `shown`. on_miss() looks for the cause when one missed; what it says comes first in the failure."""
-    from pytest_gpufleet.plugin.assertions import Judge, limit_missed
-
-    yield Judge(request.node)
+    yield assertions.Judge(request.node)
     # Missed where no body could fail for it: while fixtures are torn down.
-    if (error := limit_missed(request.node)) is not None:
+    if (error := assertions.limit_missed(request.node)) is not None:
         raise error
 
 
 @pytest.fixture
-def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[Fingerprint]], None]:
+def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[events.Fingerprint]], None]:
     """record_fingerprints(found): what GPUs computed in this check, for comparisons with other machines."""
-    from pytest_gpufleet.model.events import FingerprintsTaken
-
     run, check = request.config.stash[RUN], request.node.nodeid
-    return lambda found: run.record(FingerprintsTaken(check=check, fingerprints=tuple(found)))
+    return lambda found: run.record(events.FingerprintsTaken(check=check, fingerprints=tuple(found)))
 
 
 @pytest.fixture
 def record_transport(request: pytest.FixtureRequest) -> Callable[[NcclLog, int], None]:
     """record_transport(log, ranks): what NCCL did between all these ranks. Measurements from here on have the condition
     nvls as the log says."""
-    from pytest_gpufleet.model.events import TransportRead
-
     run, check = request.config.stash[RUN], request.node.nodeid
-    return lambda log, ranks: run.record(TransportRead(check=check, ranks=ranks, nvls=log.nvls, log=log))
+    return lambda log, ranks: run.record(events.TransportRead(check=check, ranks=ranks, nvls=log.nvls, log=log))
 
 
 @pytest.fixture
@@ -178,8 +172,6 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
     """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in and --fleet-corruption-bound say,
     and gives its measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU
     gets worse."""
-    from pytest_gpufleet.probes import endurance
-
     run = request.config.stash[RUN]
     bound = run.options.bound or 0.0
 
@@ -194,43 +186,34 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
     """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
     measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
-    from pytest_gpufleet.probes.endurance import power_steps, steps_seconds
-
-    return lambda world: power_steps(world, _after_turn(request.node, steps_seconds(world)))
+    return lambda world: endurance.power_steps(world, _after_turn(request.node, endurance.steps_seconds(world)))
 
 
-def _after_turn(item: pytest.Item, seconds: float) -> AfterTurn:
+def _after_turn(item: pytest.Item, seconds: float) -> endurance.AfterTurn:
     """What is done between turns of a load that takes so many seconds: show how far it is, and raise at a fault."""
-    from pytest_gpufleet.model.events import Progress
-    from pytest_gpufleet.model.fault import Faults
-
     run, check = item.config.stash[RUN], item.nodeid
     show = item.config.stash[SCREEN].progress(seconds)
 
     def after_turn(doing: str, done: float) -> None:
-        run.record(Progress(check=check, done=round(done), of=seconds, doing=doing))
+        run.record(events.Progress(check=check, done=round(done), of=seconds, doing=doing))
         show(done, run.latest)
         if faults := run.check_health(check):
-            raise Faults(faults)
+            raise fault.Faults(faults)
 
     return after_turn
 
 
 @pytest.fixture
-def dcgm_diagnosis(machine: LiveMachine, request: pytest.FixtureRequest) -> Callable[[], Diagnosis]:
+def dcgm_diagnosis(machine: assertions.LiveMachine, request: pytest.FixtureRequest) -> Callable[[], dcgm.Diagnosis]:
     """dcgm_diagnosis(): what NVIDIA's own diagnostic finds (a Diagnosis) at the level of --fleet-dcgm, on all GPUs of
     this machine, which the ranks have left by then. Not applicable where it cannot run."""
     _ = machine.gpus  # of which a check between nodes has none
     return partial(diagnose, request.config.stash[RUN], request.node.nodeid)
 
 
-def diagnose(run: Run, check: str) -> Diagnosis:
+def diagnose(run: Run, check: str) -> dcgm.Diagnosis:
     """What it finds. What it printed is on record from then on, and so is what is only shown. It takes all GPUs of the
     machine, so in a run on some of them it is not applicable: somebody else may work on the others."""
-    from pytest_gpufleet.machine import dcgm, host
-    from pytest_gpufleet.model.events import HostFactRead
-    from pytest_gpufleet.plugin.assertions import of_host
-
     fact = dcgm.diagnostic(run.options.dcgm)
     if fact.subject in run.options.without:
         not_applicable(str(host.left_out(fact.subject)))
@@ -240,8 +223,8 @@ def diagnose(run: Run, check: str) -> Diagnosis:
     if (pool := run.ranks.in_use) is not None:
         pool.stop()  # a process that holds memory of a GPU is in its way; the next check gets new ranks
     value = host.plain(fact)
-    printed = of_host({fact.name: value}.get, fact)
-    run.record(HostFactRead(fact=fact.name, value=value))
+    printed = assertions.of_host({fact.name: value}.get, fact)
+    run.record(events.HostFactRead(fact=fact.name, value=value))
     found = dcgm.diagnosed(printed, gpus)
     run.notice(fault.changed(check=check) for fault in found.shown)
     return found

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.plugin import listeners, options
 from pytest_gpufleet.plugin.compat import RUN, SUPERVISED
 from pytest_gpufleet.run.interruption import Supervised, supervise
-from pytest_gpufleet.run.settings import Options
+from pytest_gpufleet.run.run import Run
 
 LIMIT_LEFT_OUT = pytest.StashKey[bool]()  # said, once
 DEADLINES = "calls on the ranks have --fleet-timeout, a run has --fleet-deadline"
@@ -47,6 +47,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if asked.deadline is None or not asked.makes_a_run or SUPERVISED in config.stash:
         return None
 
+    # What nobody could look at cannot be held against an earlier run.
+    run = Run(replace(asked, resume=None, returns=None))
+
     def session(supervised: Supervised) -> int:
         config.stash[SUPERVISED] = supervised
         try:
@@ -59,10 +62,10 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if status is not None:
         return status
     with options.refusals():
-        return _conclude(asked, config.invocation_params.args, folder)
+        return _conclude(run, config.invocation_params.args, folder)
 
 
-def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> int:
+def _conclude(run: Run, arguments: Sequence[str], folder: Path | None) -> int:
     """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
     from pytest_gpufleet.plugin.report_files import write_report
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
@@ -70,11 +73,8 @@ def _conclude(asked: Options, arguments: Sequence[str], folder: Path | None) -> 
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
     from pytest_gpufleet.run.opening import open_run
-    from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.run.target import OwnMachine
 
-    # What nobody could look at cannot be held against an earlier run.
-    run = Run(replace(asked, resume=None, returns=None))
     run.interruption.overdue = True
     if folder is None:
         run.own_machine = OwnMachine.without_gpus(STUCK)

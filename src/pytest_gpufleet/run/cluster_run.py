@@ -33,7 +33,7 @@ from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.run.summary import to_run_again
-from pytest_gpufleet.run.target import NodeFacts, Target
+from pytest_gpufleet.run.target import NodeFacts, Target, node_facts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.world.engines.protocol import Engine
@@ -147,7 +147,7 @@ class ClusterTarget(Target):
     def node_facts(self) -> list[NodeFacts]:
         known = {node: (hello.serial, hello.machine) for node, hello in self._hellos.items()}
         own = {node: known.get(node, (None, HostFound())) for node in self.hosts}
-        return [NodeFacts(node, self.hosts[node], *found, self.topologies[node]) for node, found in own.items()]
+        return [node_facts(node, self.hosts[node], *found, self.topologies[node]) for node, found in own.items()]
 
 
 HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
@@ -298,7 +298,8 @@ class ClusterRun(Run):
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
         """Start the nodes' own runs, with these arguments of pytest in this directory, and go on without nodes on which
         that cannot be. Refused if no node is left."""
-        nodes = [node.found for node in self.target.node_facts if node.index in self.cluster.alive]
+        assert self.evidence is not None
+        nodes = [node for node in self.evidence.record.run.nodes if node.index in self.cluster.alive]
         self.node_runs.take_over(self.earlier, nodes, self.of_nodes)
         troubles = self.node_runs.start(arguments, nodes, directory)
         for node, why in troubles.items():

@@ -77,7 +77,13 @@ class Evidence:
     def compare(self) -> None:
         """Hold the whole file against what was written, before the verdict is told."""
         with self._lock:
-            self.spoil(self._tampered())
+            try:
+                same = os.path.samestat(os.fstat(self._file.fileno()), self._place.lstat())
+                if not same or sha256(self._place) != self._written.hexdigest():
+                    changed = "was changed by something else while the run went on: it is not what the run wrote"
+                    self.spoil(f"{self.path} {changed}")
+            except OSError as error:
+                self.spoil(f"the evidence of this run is not at {self.path} any more: {error.strerror}")
 
     def seal(self) -> str:
         """Nothing is added from here on, and `sha256` is known. What was done to the file since `compare`, or ""."""
@@ -102,13 +108,3 @@ class Evidence:
             os.ftruncate(self._file.fileno(), before)  # no half of a line before the next one
             raise
         self._written.update(line)
-
-    def _tampered(self) -> str:
-        """What somebody else did to the file."""
-        try:
-            same = os.path.samestat(os.fstat(self._file.fileno()), self._place.lstat())
-            if same and sha256(self._place) == self._written.hexdigest():
-                return ""
-        except OSError as error:
-            return f"the evidence of this run is not at {self.path} any more: {error.strerror}"
-        return f"{self.path} was changed by something else while the run went on: it is not what the run wrote"

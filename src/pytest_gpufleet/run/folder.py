@@ -1,6 +1,5 @@
 """The folder of a run, and the files in it."""
 
-import itertools
 import os
 import re
 import shutil
@@ -35,8 +34,8 @@ class RunFolder:
     @classmethod
     def make(cls, parent: Path, name: str) -> "RunFolder":
         """A folder that no other run has, not even one that starts in the same second. Refused if there is none."""
-        for number in itertools.count(1):
-            folder = parent / (name if number == 1 else f"{name}-{number}")
+        folder, number = parent / name, 1
+        while True:
             try:
                 folder.mkdir(parents=True)
                 return cls(folder)
@@ -44,7 +43,8 @@ class RunFolder:
                 if not folder.is_dir():  # else another run was here first
                     text = f"cannot be written ({error.strerror}): choose another with --fleet-dir"
                     raise Refused(f"the report folder {folder} {text}") from None
-        raise AssertionError("unreachable")
+            number += 1
+            folder = parent / f"{name}-{number}"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -111,7 +111,6 @@ class RunFolder:
             raise Refused(f"{self}: nothing can be made of its evidence, which no run wrote so: {error!r}") from None
 
     def digest(self) -> str:
-        """SHA-256 of the evidence."""
         return sha256(self.evidence)
 
     def content(self, name: str) -> bytes | None:
@@ -130,7 +129,6 @@ class RunFolder:
 # Each of these stays, however old it is: the last run that ended ACCEPTED, one that is signed, one that has not ended,
 # that another user or another machine has made, or in which anything stands that no run writes.
 
-WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}
 ENDED = {EVIDENCE, SUMMARY, REPORT}  # what is there when a run has ended
 WHEN = re.compile(r"-\d{8}T\d{6}Z(-\d+)?$")  # behind the name of the host
 
@@ -156,10 +154,9 @@ def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
         try:
             shutil.rmtree(path)  # which follows no link, not even one that has been put there since
             names.append(path.name)
-        except FileNotFoundError:  # another run was here first
-            continue
         except OSError as error:
-            problems.append(f"--fleet-keep: {path} could not be removed: {error.strerror}")
+            if path.exists():  # else another run was here first
+                problems.append(f"--fleet-keep: {path} could not be removed: {error.strerror}")
     return names, problems
 
 

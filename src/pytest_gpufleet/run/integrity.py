@@ -27,12 +27,11 @@ RECORDED = ("exit_status", "reasons")
 @dataclass(frozen=True)
 class Checked:
     """A run whose files belong together. `digest`: the SHA-256 of its evidence. `missing`: the files that are not there
-    to hold it against, as after a run that was killed. `knows_page`: the summary has the SHA-256 of the page."""
+    to hold it against, as after a run that was killed."""
 
     record: Record
     digest: str
     missing: tuple[str, ...]
-    knows_page: bool = True
 
 
 def check(folder: RunFolder, nodes: bool = True) -> Checked:
@@ -48,9 +47,7 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
         runs = folder.own_runs(record) if nodes else None
         for problem in _differences(record, digest, runs, texts[SUMMARY], texts[REPORT]):
             raise Refused(f"{folder}: {problem}")
-    missing = tuple(name for name, text in texts.items() if text is None)
-    knows_page = texts[REPORT] is None or b'"report_sha256": "' in (texts[SUMMARY] or b"")
-    return Checked(record, digest, missing, knows_page)
+    return Checked(record, digest, tuple(name for name, text in texts.items() if text is None))
 
 
 def of_this_code(record: Record) -> bool:
@@ -92,8 +89,7 @@ def _differences(
             yield f"{SUMMARY} was not made of this {EVIDENCE}"
         if stated.verdict != verdict:
             yield f"{SUMMARY} states another verdict than {verdict}"
-        before_0_4 = not stated.report_sha256 and not record.run.code  # which left none
-        if page is not None and stated.report_sha256 != page_sum and not before_0_4:
+        if page is not None and stated.report_sha256 != page_sum:
             yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
         expected = json.loads(summary.text(whole, digest, stated.report_sha256, runs or {}))
         if not derived:

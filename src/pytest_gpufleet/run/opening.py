@@ -3,7 +3,7 @@
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -46,12 +46,11 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
     root = package.parents[1]
     git = root / ".git"  # of whoever has the package: its settings name programs that git runs
     there = root / "src" / package.name == package and git.exists() and (root / "acceptance").exists()
-    if not there or git.lstat().st_uid != package.lstat().st_uid:
-        return ""
     with suppress(Unreadable):
-        own = ("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE")  # as hooks of another one set
-        describe = ("describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
-        return run(*own, "git", "-C", str(root), *describe, seconds=SECONDS).strip()
+        if there and git.lstat().st_uid == package.lstat().st_uid:
+            own = ("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE")  # as hooks of another one set
+            describe = ("describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
+            return run(*own, "git", "-C", str(root), *describe, seconds=SECONDS).strip()
     return ""
 
 
@@ -130,12 +129,12 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     if before:
         run.options = replace(run.options, level=before.run.level, burn_in=before.run.burn_in_seconds or None)
     order = events.OrderGiven(order=run.order) if run.order else None
-    profile, target, limits, required = run.profile, run.target, None, None
+    limits, required = None, None
     if run.options.requirements:
         with naming("--fleet-requirements"):
             required = events.RequirementsGiven(requirements=requirements.load(run.options.requirements))
-    if profile and run.options.profile:
-        limits = events.ProfileGiven(profile=as_given(profile, (gpu.name for gpu in target.topology.gpus)))
+    if run.profile and run.options.profile:
+        limits = events.ProfileGiven(profile=as_given(run.profile, (gpu.name for gpu in run.target.topology.gpus)))
     run.ranks.environment = of_this_process()
     if run.options.nodes is None:  # else each node's own run does it
         run.lock()
@@ -181,21 +180,19 @@ def _never_end_with_0(run: Run) -> None:
 
 def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
     """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
-    nodes = run.target.node_facts
-    topology = TopologyFound(nodes=[node.topology for node in nodes])
-    machine = MachineRead(nodes=[node.machine for node in nodes])
-    first = run.cluster_header(_header(run, arguments)), topology, machine
+    nodes, machines, topologies = map(list, zip(*run.target.node_facts, strict=True))
+    header = run.cluster_header(_header(run, arguments, nodes))
+    first = header, TopologyFound(nodes=topologies), MachineRead(nodes=machines)
     if run.options.nodes is not None and not with_aliases():
         return first  # what nodes have sent is as evidence has it, and in memory once
     return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
 
 
-def _header(run: Run, arguments: Sequence[str]) -> RunHeader:
+def _header(run: Run, arguments: Sequence[str], nodes: Iterable[events.NodeFound]) -> RunHeader:
     options, target, profile, order = run.options, run.target, run.profile, run.order
     started_by = command_line(arguments)
     return RunHeader(
-        host=own_name(), nodes=tuple(node.found for node in target.node_facts),
-        utc=Moment(run.started.isoformat(timespec="seconds")),
+        host=own_name(), nodes=tuple(nodes), utc=Moment(run.started.isoformat(timespec="seconds")),
         command=started_by.typed(), command_line=started_by,
         level=cast(Level, options.level), burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,
         deadline_seconds=options.deadline or 0, basis=cast(Grade, options.basis),

@@ -14,33 +14,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpufleet import lazy
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.redaction import throughout, use_aliases
 from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options, naming
 
 if TYPE_CHECKING:
+    from pytest_gpufleet.machine import health, host, software, telemetry
     from pytest_gpufleet.machine.health import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
-    from pytest_gpufleet.machine.telemetry import Sampler
-    from pytest_gpufleet.model.events import Event, Losses, Order, RunHeader, WorldStarted
+    from pytest_gpufleet.model import codec, events, gpu, record
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
-    from pytest_gpufleet.model.gpu import Gpu
     from pytest_gpufleet.model.measurement import Measurement, Sample
     from pytest_gpufleet.model.record import Record
+    from pytest_gpufleet.run import target
     from pytest_gpufleet.run.evidence import Evidence
     from pytest_gpufleet.run.folder import RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
+    from pytest_gpufleet.verdict import judgement, orders, profile
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profile import Profile
-    from pytest_gpufleet.world.call import RankSpec
-    from pytest_gpufleet.world.engines.local import LocalEngine
-    from pytest_gpufleet.world.engines.protocol import Engine
+    from pytest_gpufleet.world import call, world
+    from pytest_gpufleet.world.engines import local, protocol
     from pytest_gpufleet.world.world import Pool, World
-
-
-# Everything below is imported at its first use: this module is loaded in every pytest run.
+else:
+    health, host, software, telemetry = lazy("machine", "health", "host", "software", "telemetry")
+    codec, events, gpu, record = lazy("model", "codec", "events", "gpu", "record")
+    (target,) = lazy("run", "target")
+    judgement, orders, profile = lazy("verdict", "judgement", "orders", "profile")
+    call, world, local = lazy("world", "call", "world", "engines.local")
 
 REHEARSED_BURN_IN_SECONDS = 10.0
 AT_THE_END = "the end of the run"  # where a check is named
@@ -81,20 +86,16 @@ class Run:
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
         if options.alias:
-            from pytest_gpufleet.redaction import use_aliases
-
             use_aliases(True)
             self.last_things.callback(use_aliases, False)
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
-        self._sampler: Sampler | None = None
+        self._sampler: telemetry.Sampler | None = None
         self._lost_samples = False  # said once: the words of the trouble change
 
     @cached_property
     def own_machine(self) -> OwnMachine:
-        from pytest_gpufleet.run import target
-
         return target.find(self.options, self.open_things)
 
     @property
@@ -104,24 +105,18 @@ class Run:
     @cached_property
     def health(self) -> Guard | None:
         """Watches the health of the GPUs from its first use on; None without GPUs."""
-        from pytest_gpufleet.machine.health import Guard
-
-        return Guard(self.own_machine.node) if self.own_machine.machine.gpus else None
+        return health.Guard(self.own_machine.node) if self.own_machine.machine.gpus else None
 
     @cached_property
     def profile(self) -> Profile | None:
         """The profile for this run's GPUs, None if there is none. Refused if a given one is bad or does not fit."""
-        from pytest_gpufleet.verdict import profile
-
         models = [gpu.name for gpu in self.target.topology.gpus]
         with naming("--fleet-profile"):
             return profile.choose(self.options.profile, models)
 
     @cached_property
-    def order(self) -> Order | None:
+    def order(self) -> events.Order | None:
         """What was bought, None if nobody said. Refused if the file is bad."""
-        from pytest_gpufleet.verdict import orders
-
         with naming("--fleet-order"):
             return orders.load(self.options.order) if self.options.order else None
 
@@ -134,20 +129,17 @@ class Run:
     def watch(self, hear: Callable[[Sample], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: a thread of its own calls `hear(sample)`."""
         self.last_things.enter_context(self.interruption.heed())
-        health = self.health
-        if health is None:
+        if (guard := self.health) is None:
             return
-        from pytest_gpufleet.machine.telemetry import Sampler
-        from pytest_gpufleet.model.events import Telemetry
 
         def take_in(sample: Sample) -> None:
             self.note_lost_samples()
-            self.record(Telemetry(sample=sample))
+            self.record(events.Telemetry(sample=sample))
             self.latest = sample
-            health.note(sample)
+            guard.note(sample)
             hear(sample)
 
-        self._sampler = Sampler(self.own_machine.node, self.options.interval, take_in)
+        self._sampler = telemetry.Sampler(self.own_machine.node, self.options.interval, take_in)
         self.open_things.callback(self._sampler.stop)
         self._sampler.start()
 
@@ -162,12 +154,12 @@ class Run:
         if self.evidence is None:
             return []
         faults: list[Fault] = []
-        for health in self.health_now(failed):
-            found = [fault.changed(check=check, watched=True) for fault in health.faults]
+        for now in self.health_now(failed):
+            found = [fault.changed(check=check, watched=True) for fault in now.faults]
             for fault in found:
                 self.accuse(fault)
-            self.notice(shown.changed(check=check, watched=True) for shown in health.noticed)
-            self.evidence.spoil(health.unseen)
+            self.notice(shown.changed(check=check, watched=True) for shown in now.noticed)
+            self.evidence.spoil(now.unseen)
             faults += found
         return faults
 
@@ -177,40 +169,33 @@ class Run:
 
     def judged(self, check: str, measurements: Iterable[Measurement], required: bool) -> list[Finding]:
         """Measurements of a check, held against this run's limits, and what is unsteady among them."""
-        from pytest_gpufleet.model.record import Record
-        from pytest_gpufleet.verdict.judgement import judged_by, unsteady
-
         topology, rehearsal = self.target.topology, bool(self.target.rehearsal_ranks)
-        record = self.evidence.record if self.evidence else Record()
-        now = tuple(record.transport.corrected(each) if record.transport else each for each in measurements)
-        judge = judged_by(record, self.profile, now, topology=topology, rehearsal=rehearsal)
+        before = self.evidence.record if self.evidence else record.Record()
+        now = tuple(before.transport.corrected(each) if before.transport else each for each in measurements)
+        judge = judgement.judged_by(before, self.profile, now, topology=topology, rehearsal=rehearsal)
         findings = [judge(each, check=check, required=required) for each in now]
-        return findings + [finding for each in findings if (finding := unsteady(each, topology))]
+        return findings + [spread for each in findings if (spread := judgement.unsteady(each, topology))]
 
     def lock(self) -> None:
         """Make the GPUs of this run its own, until this process is gone. Refused if somebody else has one."""
         self._locks = self._locks or self.own_machine.node.lock()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: events.Event) -> None:
         if self.evidence is not None:
             with self.interruption.deferred():  # half of a line would be taken for damage
                 self.evidence.add(event)
 
     def accuse(self, fault: Fault) -> None:
         """Put on record what is wrong, and tell who listens."""
-        from pytest_gpufleet.model.events import FaultFound
-
-        self.record(FaultFound(fault=fault))
+        self.record(events.FaultFound(fault=fault))
         self.hear_fault(fault)
 
     def notice(self, shown: Iterable[Fault]) -> None:
         """Put on record what is told beside the verdict and speaks against nothing."""
-        from pytest_gpufleet.model.events import Noticed
-
         for fault in shown:
-            self.record(Noticed(fault=fault))
+            self.record(events.Noticed(fault=fault))
 
-    def cluster_header(self, header: RunHeader) -> RunHeader:
+    def cluster_header(self, header: events.RunHeader) -> events.RunHeader:
         """With what evidence says first of a run on many nodes."""
         return header
 
@@ -227,13 +212,9 @@ class Run:
 
     def host_now(self, fact: str) -> Any:
         """A fact of the host now, None or Missing if it cannot be read; on record where the run has not read it."""
-        from pytest_gpufleet.machine import host
-        from pytest_gpufleet.model.events import HostFactRead
-        from pytest_gpufleet.model.gpu import Missing
-
         value = self.hosts_now(fact)[0]
-        if host.FACTS[fact].on_request and value is not None and not isinstance(value, Missing):
-            self.record(HostFactRead(fact=fact, value=value))
+        if host.FACTS[fact].on_request and value is not None and not isinstance(value, gpu.Missing):
+            self.record(events.HostFactRead(fact=fact, value=value))
         self.host_before.setdefault(fact, value)
         return value
 
@@ -302,16 +283,12 @@ class Ranks:
         self.environment: dict[str, str] = {}  # what of it steers drivers and libraries, when the run began
 
     @cached_property
-    def _local_engine(self) -> LocalEngine:
-        from pytest_gpufleet.world.engines.local import LocalEngine
-
-        return LocalEngine(likely=likely(self._run.options))
+    def _local_engine(self) -> local.LocalEngine:
+        return local.LocalEngine(likely=likely(self._run.options))
 
     def get_ready(self) -> None:
         """Begin with what takes seconds before ranks can start, while pytest still collects."""
-        from pytest_gpufleet.world.call import nothing
-
-        self._local_engine.get_ready(self._run.prepare_rank or nothing)
+        self._local_engine.get_ready(self._run.prepare_rank or call.nothing)
 
     def begin(self) -> None:
         """Start them while pytest collects what needs them. What keeps them from it the first test tells."""
@@ -321,44 +298,37 @@ class Ranks:
     @cached_property
     def pool(self) -> Pool:
         """Refused without a GPU, or if somebody else has one of them."""
-        from pytest_gpufleet.world.world import Pool
-
         run = self._run
         if not run.target.size:
             raise Refused(f"there is no GPU to run on: {run.target.why}")
         run.lock()
-        return Pool(
+        return world.Pool(
             self._engine(), self._specs(), run.options.timeout,
             foreign_test=lambda: self.foreign_test, on_event=self._record, on_wait=run.tell,
         )  # fmt: skip
 
-    def _record(self, event: WorldStarted | Losses) -> None:
+    def _record(self, event: events.WorldStarted | events.Losses) -> None:
         """What the pool tells while a test runs; ranks choose the words of losses."""
-        from pytest_gpufleet.model import codec
-        from pytest_gpufleet.redaction import throughout
-
         self._run.record(codec.typed({**throughout(codec.plain(event)), "check": self.test}, type(event)))
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> protocol.Engine:
         return self._local_engine
 
-    def _specs(self) -> list[RankSpec]:
+    def _specs(self) -> list[call.RankSpec]:
         """Numbered from 0 on, over all nodes."""
-        from pytest_gpufleet.world.call import RankSpec, nothing
-
-        nodes, specs = self._gpus_of_nodes(), list[RankSpec]()
+        nodes, specs = self._gpus_of_nodes(), list[call.RankSpec]()
         size = sum(len(gpus) for gpus, _ in nodes.values())
-        for node, (gpus, host) in nodes.items():
+        for node, (gpus, name) in nodes.items():
             threads = self._threads(node, size, len(gpus))
-            for local, gpu in enumerate(gpus):
-                specs.append(RankSpec(
-                    index=len(specs), size=size, node=node, local_index=local, local_size=len(gpus),
-                    device="cpu" if gpu is None else f"cuda:{local}", gpu=gpu, cpu_threads=threads,
-                    prepare=self._run.prepare_rank or nothing, host=host,
+            for place, of_rank in enumerate(gpus):
+                specs.append(call.RankSpec(
+                    index=len(specs), size=size, node=node, local_index=place, local_size=len(gpus),
+                    device="cpu" if of_rank is None else f"cuda:{place}", gpu=of_rank, cpu_threads=threads,
+                    prepare=self._run.prepare_rank or call.nothing, host=name,
                 ))  # fmt: skip
         return specs
 
-    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
+    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[gpu.Gpu | None], str]]:
         """By node the GPU of each of its ranks, None of a CPU rank, and its name where there are several."""
         target = self._run.target
         return {0: ((None,) * target.rehearsal_ranks or target.topology.gpus, "")}
@@ -373,17 +343,13 @@ class Ranks:
         return self.__dict__.get("pool")
 
     def world(self, with_group: bool) -> World:
-        from pytest_gpufleet.world.world import World
-
-        return World(self.pool, with_group)
+        return world.World(self.pool, with_group)
 
     def begin_test(self, test: str, of_the_suite: bool, fresh: bool) -> None:
         """A test of the suite finds ranks and an environment that no other has used; `fresh`: it asks for new ranks."""
         self.test, self.foreign_test = test, "" if of_the_suite else test
         if of_the_suite:
-            from pytest_gpufleet.machine.software import put_back
-
-            put_back(self.environment)
+            software.put_back(self.environment)
         if (pool := self.in_use) is None:
             return
         pool.begin_test()

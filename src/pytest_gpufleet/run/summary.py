@@ -8,18 +8,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from pytest_gpufleet.model import codec
+from pytest_gpufleet.model.codec import about
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, Secured, VerdictWord
+from pytest_gpufleet.model.events import Check, NodeFinished, NodeFound, Outcome, Requirement, RunHeader, VerdictWord
 from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, Grade, Limit, State, distinct
-from pytest_gpufleet.model.levels import Level
+from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import SUMMARY
@@ -30,54 +31,48 @@ from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_
 from pytest_gpufleet.verdict.gaps import answered
 
 SCHEMA: Literal[2] = 2
-
 Natural = Annotated[int, Meta(ge=0)]
 Some = Annotated[int, Meta(ge=1)]
 Values = Mapping[str, float | None]  # null: no number
 SUM = "^[0-9a-f]{64}$"
 
 
-def about(description: str, names: Any = None, **rules: Any) -> Meta:
-    """What the schema says of a field. `names`: a Literal of the keys of a table, of which msgspec tells nothing."""
-    keys = {"propertyNames": {"enum": get_args(names)}} if names else None
-    return Meta(description=description or None, extra_json_schema=keys, **rules)
-
-
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What stands in a summary: all of its keys and no other, but for one that has a default."""
 
 
-class OfRun(Part, frozen=True):
-    host: str
-    utc: Annotated[str, about("When the run began, ISO 8601.")]
-    command: str
-    level: Level
-    burn_in_seconds: Annotated[float, about("0 below level burnin.")]
-    gpus: Annotated[str, about("As asked for: a number, all or auto.")]
-    rehearsal: bool
-    ranks: Natural | None
-    profile: Annotated[str | None, about("Where the limits come from.")]
-    profile_sha256: str | None
-    environment: Annotated[Mapping[str, str], about("The variables that can change a result.")]
-    python: str
-    pytest: str
-    plugin: Annotated[str, about("The version of pytest-gpufleet.")]
-    order: Annotated[str | None, about("The file that says what was bought, if one was given.")] = None
-    order_sha256: str | None = None
-    commit: Annotated[str, about("Of the checkout that the suite ran from, -dirty where it differed.")] = ""
-    notes: Annotated[Mapping[str, str], about("What --fleet-note gave.")] = {}
-    ended: Annotated[str, about("When the verdict was written, ISO 8601.")] = ""
-    seconds: Annotated[float, about("How long the run took; 0 if unknown.", ge=0)] = 0
-    rehearsal_because: Annotated[str, about("Why there were no GPUs; only in a rehearsal.")] = ""
-    deadline_seconds: Annotated[float, about("What --fleet-deadline gave it, if anything.")] = 0
-    nodes_wanted: Annotated[Natural, about("What --nodes asked for, if it was a number.")] = 0
-    nodes_missing: Annotated[tuple[str, ...], about("That did not come, as far as anybody knows.")] = ()
-    transport: Annotated[str, about("Of a run on many nodes: what carries its messages.")] = ""
-    secured: Annotated[Secured | None, about("How strangers are kept out of that.")] = None
-    interfaces: Annotated[tuple[str, ...], about("That the ranks of each node use, in their order.")] = ()
-    network: Annotated[str, about("What --fleet-network said: Gbit/s of each GPU, or none.")] = ""
-    without: Annotated[tuple[str, ...], about("Parts of the host that were not judged by request.")] = ()
-    used: Annotated[bool, about("Whether --fleet-used said that the hardware is not new.")] = False
+def part(name: str, model: Any, always: str, unless_default: str = "", **own: Any) -> Any:
+    """Fields of a type of the model, as it describes them. `own`: of what is called or counted otherwise here the type,
+    or type and default."""
+    types = get_type_hints(model, include_extras=True) | own
+    fields: list[Any] = [(each, types[each]) for each in always.split()]
+    for each in unless_default.split():
+        fields.append((each, *(own[each] if each in own else (types[each], getattr(model(), each)))))
+    return msgspec.defstruct(name, fields, bases=(Part,), frozen=True)
+
+
+OfRun = part(
+    "OfRun", RunHeader,
+    "host utc command level burn_in_seconds gpus rehearsal ranks profile profile_sha256 environment python pytest "
+    "plugin",
+    "order order_sha256 commit notes ended seconds rehearsal_because deadline_seconds nodes_wanted nodes_missing "
+    "transport secured interfaces network without used",
+    ended=(Annotated[str, about("When the verdict was written, ISO 8601.")], ""),
+    seconds=(Annotated[float, about("How long the run took; 0 if unknown.", ge=0)], 0),
+)  # fmt: skip
+Software = part("Software", GpuTopology, "driver cuda_driver cuda cudnn nccl torch")
+EarlierRun = Annotated[str | None, about("The earlier run that it was carried over from.")]
+OfCheck = part("OfCheck", Check, "id title outcome seconds message run", run=EarlierRun)
+LimitFile = Annotated[str | None, about("The file of the limit.")]
+OfLimit = part("OfLimit", Limit, "sense value grade source profile measured given", profile=LimitFile)
+Number = Annotated[Some, about("In the order of the profile.")]
+OfUnusedLimit = part("OfUnusedLimit", Limit, "number metric unit conditions limit", number=Number, limit=OfLimit)
+Unused = tuple[OfUnusedLimit, ...]  # type: ignore[valid-type]
+Why = Annotated[str, about("Of one that is not met.")]
+OfRequirement = part(
+    "OfRequirement", Requirement, "id text state why checks metrics", state=requirements.State, why=Why
+)
+Answers = tuple[OfRequirement, ...]  # type: ignore[valid-type]
 
 
 class OfNode(Part, frozen=True):
@@ -91,15 +86,6 @@ class OfNode(Part, frozen=True):
     lost: Annotated[str, about("Why nothing was heard of it any more, if it was lost.")] = ""
     same_host: Annotated[tuple[Natural, ...], about("Other nodes of this run that are the same host.")] = ()
     left_out: Annotated[str, about("Why it took no part in checks between nodes, if it took none.")] = ""
-
-
-class Software(Part, frozen=True):
-    driver: str | None
-    cuda_driver: Annotated[str | None, about("The CUDA version that the driver supports.")]
-    cuda: Annotated[str | None, about("The one that torch was built for.")]
-    cudnn: str | None
-    nccl: str | None
-    torch: str | None
 
 
 class OfGpu(Part, frozen=True):
@@ -124,15 +110,6 @@ class OfBasis(Part, frozen=True):
     told: Annotated[str, about("The same in words.")]
 
 
-class OfCheck(Part, frozen=True):
-    id: Annotated[str, about("pytest's node id.")]
-    title: str
-    outcome: Outcome
-    seconds: Annotated[float, Meta(ge=0)]
-    message: Annotated[str, about("Why it failed, was skipped or does not apply.")]
-    run: Annotated[str | None, about("The earlier run that it was carried over from.")]
-
-
 class OfFault(Part, frozen=True):
     check: Annotated[str | None, about("The id of the check that found it, or while which it happened.")]
     code: Annotated[int, about("What kind of fault: a number that never means another.", ge=100, le=999)]
@@ -145,33 +122,6 @@ class OfFault(Part, frozen=True):
     explained_by: Annotated[tuple[int, ...], about("Codes of faults there that may be its cause: mend these first.")]
 
 
-class OfLimit(Part, frozen=True):
-    sense: Literal["min", "max"]
-    value: Annotated[float, about("In the unit of the finding.")]
-    grade: Grade
-    source: str
-    profile: Annotated[str | None, about("The file of the limit.")]
-    measured: Annotated[float | None, about("The healthy value that it was made from, in the same unit.")]
-    given: Annotated[bool, about("Whether it is the customer's and not a shipped one.")]
-
-
-class OfRequirement(Part, frozen=True):
-    id: str
-    text: str
-    state: requirements.State
-    why: Annotated[str, about("Of one that is not met.")]
-    checks: Annotated[tuple[str, ...], about("That answer it.")]
-    metrics: Annotated[tuple[str, ...], about("That answer it.")]
-
-
-class OfUnusedLimit(Part, frozen=True):
-    number: Annotated[Some, about("In the order of the profile.")]
-    metric: str
-    unit: str
-    conditions: Mapping[str, Condition]
-    limit: OfLimit
-
-
 class OfFinding(Part, frozen=True):
     check: Annotated[str, about("The id of the check that measured it.")]
     metric: str
@@ -182,7 +132,7 @@ class OfFinding(Part, frozen=True):
     values: Annotated[
         Values, about("By place: gpu3, pair gpu0-gpu5, node1, its rail node1/rail3, or world. null: no number.")
     ]
-    limit: OfLimit | None
+    limit: OfLimit | None  # type: ignore[valid-type]
     state: State
     missed: Annotated[tuple[str, ...], about("The places that missed the limit.")]
     worse_than_peers: Annotated[Values, about("By place: by what fraction below its peers, where that is too far.")]
@@ -197,26 +147,19 @@ class Summary(Part, frozen=True):
     reasons: Annotated[tuple[str, ...], about("Why, most important first.")]
     exit_status: Annotated[int, about("0 accepted or a clean rehearsal, 1 rejected, 10 incomplete; 2 to 5: pytest's.")]
     evidence_sha256: Annotated[str, about("Of the whole file evidence.jsonl beside this one.", pattern=SUM)]
-    run: OfRun
+    run: OfRun  # type: ignore[valid-type]
     nodes: Annotated[tuple[OfNode, ...], about("The machines of the run.")]
-    software: Software
+    software: Software  # type: ignore[valid-type]
     gpus: tuple[OfGpu, ...]
     counts: Counts
     basis: Annotated[OfBasis, about("What the verdict rests on.")]
-    checks: tuple[OfCheck, ...]
+    checks: tuple[OfCheck, ...]  # type: ignore[valid-type]
     faults: Annotated[tuple[OfFault, ...], about("What is wrong, as codes: match these, and no text.")]
     failed_nodes: Annotated[tuple[FailedNode, ...], about("That are REJECTED, lost or missing, and why: drain these.")]
     findings: tuple[OfFinding, ...]
-    limits_not_applied: Annotated[tuple[OfUnusedLimit, ...], about("Of a given profile, without a measurement.")]
+    limits_not_applied: Annotated[Unused, about("Of a given profile, without a measurement.")]
     report_sha256: Annotated[str, about("Of report.html beside this one.", pattern=SUM)] = ""
-    requirements: Annotated[tuple[OfRequirement, ...], about("Of --fleet-requirements, as answered.")] = ()
-
-
-class NodesOfSummary(msgspec.Struct, frozen=True):
-    """What a summary says of the nodes."""
-
-    nodes: tuple[OfNode, ...]
-    failed_nodes: tuple[FailedNode, ...]
+    requirements: Annotated[Answers, about("Of --fleet-requirements, as answered.")] = ()
 
 
 PARTNERS = 2  # that are good: a node is named only if it fails with two of them
@@ -225,7 +168,8 @@ PARTNERS = 2  # that are good: a node is named only if it fails with two of them
 def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
     """The hosts that failed in the run on many nodes in this folder, with two that were good; `own`: of the head."""
     try:
-        said = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=NodesOfSummary)
+        nodes = [("nodes", tuple[OfNode, ...]), ("failed_nodes", tuple[FailedNode, ...])]
+        said: Any = msgspec.json.decode((folder / SUMMARY).read_bytes(), type=msgspec.defstruct("Nodes", nodes))
     except (OSError, msgspec.MsgspecError) as error:
         raise Refused(f"--fleet-only-failed {folder}: {SUMMARY} cannot be read: {error}") from None
     failed = [node.host for node in said.failed_nodes]
@@ -238,9 +182,6 @@ def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
         raise Refused(f"--fleet-only-failed {folder}: {own}, the head, neither failed nor was good in that run")
     good.sort(key=lambda host: host != here)
     return tuple(failed + good[:PARTNERS])
-
-
-P = TypeVar("P", bound=Part)
 
 
 def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
@@ -285,10 +226,10 @@ def text(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = 
 def schema() -> str:
     """The JSON Schema of the file."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json of pytest-gpufleet"}
-    return json.dumps(dialect | msgspec.json.schema(Summary), indent=1)
+    return json.dumps(dialect | msgspec.json.schema(Summary, schema_hook=lambda _: {"type": "string"}), indent=1)
 
 
-def _part(kind: type[P], of: object, **otherwise: Any) -> P:
+def _part(kind: Any, of: object, **otherwise: Any) -> Any:
     """What the model has under the same names, but for what is called or counted otherwise here."""
     same = (name for name in kind.__struct_fields__ if name not in otherwise)
     return kind(**{name: codec.plain(getattr(of, name)) for name in same}, **otherwise)
@@ -296,25 +237,25 @@ def _part(kind: type[P], of: object, **otherwise: Any) -> P:
 
 def _node(node: NodeFound, record: Record) -> OfNode:
     end = record.finished.get(node.index, NodeFinished(node=node.index, run="", verdict=None))
-    why = {name: events.get(node.index) for name, events in (("lost", record.lost), ("left_out", record.left_out))}
-    gone = {name: event.why if event else "" for name, event in why.items()}
+    gone = {"lost": record.lost.get(node.index), "left_out": record.left_out.get(node.index)}
     together = next((numbers for numbers in of_one_host(record) if node.index in numbers), ())
-    same = tuple(number for number in together if number != node.index)
-    return _part(
-        OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256, same_host=same, **gone,
+    of_node: OfNode = _part(
+        OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256,
+        same_host=tuple(number for number in together if number != node.index),
+        **{name: event.why if event else "" for name, event in gone.items()},
     )  # fmt: skip
+    return of_node
 
 
-def _fault(fault: Fault, record: Record) -> OfFault:
+def _fault(fault: Fault, record: Record) -> Any:
     explained_by = tuple(sorted({cause.kind.number for cause in explaining(fault, (*causes(record), *record.faults))}))
-    subjects = codec.plain(fault.subjects)
     return _part(
-        OfFault, fault.kind, check=fault.check or None, code=fault.kind.number, subjects=subjects, what=fault.what,
-        explained_by=explained_by,
+        OfFault, fault.kind, check=fault.check or None, code=fault.kind.number, subjects=codec.plain(fault.subjects),
+        what=fault.what, explained_by=explained_by,
     )  # fmt: skip
 
 
-def _finding(finding: Finding) -> OfFinding:
+def _finding(finding: Finding) -> Any:
     measurement, limit = finding.measurement, finding.limit
     return _part(
         OfFinding, finding, metric=measurement.metric, unit=measurement.unit, better=measurement.definition.better,
@@ -323,7 +264,7 @@ def _finding(finding: Finding) -> OfFinding:
     )  # fmt: skip
 
 
-def _limit(limit: Limit) -> OfLimit:
+def _limit(limit: Limit) -> Any:
     return _part(OfLimit, limit, profile=limit.profile or None)
 
 

@@ -1,41 +1,27 @@
 """What a run was given: GPUs, or CPU ranks in their place."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.local_node import LocalNode, Machine, take
 from pytest_gpufleet.machine.nvml import NoGpus
-from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
+# What is on record of a node: what it is called, its host, and its GPUs, as if it were the only one.
+NodeFacts = tuple[NodeFound, HostFound, GpuTopology]
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """What is on record of a node: the facts of its GPUs, as if it were the only one, and of its host."""
 
-    index: int
-    host: str
-    serial: str | None
-    machine: HostFound
-    topology: GpuTopology
-
-    @property
-    def found(self) -> NodeFound:
-        """As all files name it."""
-        found = NodeFound(self.index, self.host, self.serial, tuple(gpu.uuid for gpu in self.topology.gpus))
-        return codec.typed(aliased(codec.plain(found)), NodeFound)
+def node_facts(index: int, name: str, serial: str | None, machine: HostFound, topology: GpuTopology) -> NodeFacts:
+    return NodeFound(index, name, serial, tuple(gpu.uuid for gpu in topology.gpus)), machine, topology
 
 
 class Target:
-    """What a run was given: GPUs and what is known of them, or CPU ranks and why there are no GPUs.
-
-    `rehearsal_ranks`: on all nodes; 0: a real run. `nodes`: that were there when it began. `gpus_present`: how many
+    """`rehearsal_ranks`: on all nodes; 0: a real run. `nodes`: that were there when it began. `gpus_present`: how many
     GPUs there are, with those that are left out of this run; 0 in a rehearsal. `where`: what stands behind a number of
     GPUs or ranks if there are several nodes."""
 
@@ -89,9 +75,8 @@ class OwnMachine(Target):
 
     @property
     def node_facts(self) -> list[NodeFacts]:
-        machine = self.machine
-        topology = replace(self.topology, gpus=machine.gpus)
-        return [NodeFacts(0, host.own_name(), host.serial(), HostFound(machine.taken, machine.host), topology)]
+        found, topology = self.machine, replace(self.topology, gpus=self.machine.gpus)
+        return [node_facts(0, host.own_name(), host.serial(), HostFound(found.taken, found.host), topology)]
 
     @classmethod
     def without_gpus(cls, *why: str, ranks: int = 0) -> "OwnMachine":

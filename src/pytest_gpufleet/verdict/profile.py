@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
-from pytest_gpufleet.model.finding import KnownGood, Limit, Reference
+from pytest_gpufleet.model.finding import GRADES, KnownGood, Limit, Reference
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
@@ -214,9 +214,9 @@ class Profile:
             raise FileError(f"{was}, but {has}; make the two the same.")
         # The one of the best grade; of several one of the profile's own, however specific; of these the most specific.
         own = (limit for limit in self.limits if holds(limit, measurement, fabric, part))
-        first = min(own, key=lambda limit: (limit.precedence, -len(limit.conditions)), default=None)
+        first = min(own, key=lambda limit: (GRADES.index(limit.grade), -len(limit.conditions)), default=None)
         of_base = self.base.limit_for(measurement, fabric, part) if self.base else None
-        found = min(filter(None, (first, of_base)), key=lambda limit: limit.precedence, default=None)
+        found = min(filter(None, (first, of_base)), key=lambda limit: GRADES.index(limit.grade), default=None)
         return found or self._of_both(measurement, fabric, part)
 
     def _of_both(self, measurement: Measurement, fabric: str, part: str) -> Limit | None:
@@ -231,7 +231,7 @@ class Profile:
             return self.base._of_both(measurement, fabric, part) if self.base else None
         if not each or len(of_each) < len(each):
             return None
-        worse = max(of_each, key=lambda limit: limit.precedence)
+        worse = max(of_each, key=lambda limit: GRADES.index(limit.grade))
         source = "; ".join(f"{limit.conditions['operation']} {limit}, {limit.full_source}" for limit in of_each)
         conditions = {**worse.conditions, "operation": operation}
         value = geometric_mean(limit.value for limit in of_each)
