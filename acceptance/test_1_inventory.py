@@ -29,7 +29,7 @@ from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.plugin import assertions
-from pytest_gpufleet.probes.links.host_copies import pcie_generation_under_load
+from pytest_gpufleet.probes.links.copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load
 from pytest_gpufleet.verdict import orders
 

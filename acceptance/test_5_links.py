@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Literal
 
 import pytest
 
@@ -19,7 +20,7 @@ from pytest_gpufleet import (
     not_applicable,
 )
 from pytest_gpufleet.machine import memory
-from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.links import copies
 from pytest_gpufleet.probes.links.copying import Copied
 from pytest_gpufleet.probes.memory import host_memory_bandwidth
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
@@ -27,7 +28,10 @@ from pytest_gpufleet.probes.search.collective import who_slows_pairs
 pytestmark = pytest.mark.chapter("Links", "Are the links between the GPUs, and to the host, as fast as they should be?")
 between_gpus = pytest.mark.needs(ranks=2)
 
-DIRECTIONS: tuple[host_copies.HostDirection, ...] = (*host_copies.ONE_WAY, "both")
+AtOnce = Literal["one", "all"]
+HostCopies = Callable[..., Sequence[Measurement]]
+
+DIRECTIONS: tuple[copies.HostDirection, ...] = (*copies.ONE_WAY, "both")
 ONE_DIRECTION = "for one direction at a time"
 BUFFER = Size(512 * MiB, rehearsal=MiB)
 # Half of nvbandwidth's, which takes as long to pin as to copy; at 55 GB/s a copy of it lasts 5 ms, its launch 0.005.
@@ -39,16 +43,20 @@ SMALL_BUFFER = Size(16 * MiB, rehearsal=MiB)
 
 
 @pytest.fixture(scope="module")
-def each_copies(world: World) -> Callable[[], dict[host_copies.HostDirection, Copied]]:
-    """each_copies(): what crosses the link of each GPU while the others rest, in every direction; measured once,
-    whichever check asks first."""
-    return cache(partial(host_copies.host_bandwidth, world, DIRECTIONS, "one", HOST_BUFFER.on(world)))
+def host_copies(world: World) -> HostCopies:
+    """host_copies("one", direction): what crosses the link of each GPU while the others rest; with "all" while all
+    copy. Every direction is measured once, whichever check asks first, and anew by host_copies(..., again=True)."""
 
+    @cache
+    def first(at_once: AtOnce) -> dict[copies.HostDirection, Copied]:
+        return copies.host_bandwidth(world, DIRECTIONS, at_once, HOST_BUFFER.on(world))
 
-@pytest.fixture(scope="module")
-def all_copy(world: World) -> Callable[[], dict[host_copies.HostDirection, Copied]]:
-    """all_copy(): the same while all copy."""
-    return cache(partial(host_copies.host_bandwidth, world, DIRECTIONS, "all", HOST_BUFFER.on(world)))
+    def copied(at_once: AtOnce, direction: copies.HostDirection, again: bool = False) -> Sequence[Measurement]:
+        if again:
+            return figures(copies.host_bandwidth(world, [direction], at_once, HOST_BUFFER.on(world), True)[direction])
+        return figures(first(at_once)[direction])
+
+    return copied
 
 
 def figures(copied: Copied) -> Sequence[Measurement]:
@@ -65,19 +73,14 @@ def test_data_crosses_every_pair_unharmed(world: World, gpu_topology: GpuTopolog
     corrupts data silently. Check the NVLink errors of the two named GPUs (`nvidia-smi nvlink -e`) and XIDs in the
     kernel log; over PCIe check IOMMU and ACS first.
     """
-    expect_none(pairs.wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
+    expect_none(copies.wrong_data(world, gpu_topology, SMALL_BUFFER.on(world)))
 
 
 @pytest.mark.level("standard")
 @pytest.mark.host_alone
 @pytest.mark.figures("host_bandwidth", required=("host_bandwidth",), of=ONE_DIRECTION, peers=ONE_DIRECTION)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_host_bandwidth_of_each_gpu(
-    world: World,
-    judge: Judge,
-    each_copies: Callable[[], dict[host_copies.HostDirection, Copied]],
-    direction: host_copies.HostDirection,
-) -> None:
+def test_host_bandwidth_of_each_gpu(judge: Judge, host_copies: HostCopies, direction: copies.HostDirection) -> None:
     """Host-GPU bandwidth, one GPU at a time
 
     Data loading and checkpoints take this path; with both directions busy each is measured by itself. Low for one GPU:
@@ -85,11 +88,8 @@ def test_host_bandwidth_of_each_gpu(
     the link. Low for half of them: a CPU socket or its memory. Low for all: BIOS settings, or the IOMMU of a virtual
     machine.
     """
-
-    def again() -> Sequence[Measurement]:
-        return figures(host_copies.host_bandwidth(world, [direction], "one", HOST_BUFFER.on(world), True)[direction])
-
-    judge(*figures(each_copies()[direction]), required=direction in host_copies.ONE_WAY, again=again)
+    measured = partial(host_copies, "one", direction)
+    judge(*measured(), required=direction in copies.ONE_WAY, again=partial(measured, again=True))
 
 
 @between_gpus
@@ -97,23 +97,15 @@ def test_host_bandwidth_of_each_gpu(
 @pytest.mark.host_alone
 @pytest.mark.figures("host_bandwidth", peers="at the same NUMA node, where the machine shows which these are")
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_host_bandwidth_of_all_gpus(
-    world: World,
-    judge: Judge,
-    all_copy: Callable[[], dict[host_copies.HostDirection, Copied]],
-    direction: host_copies.HostDirection,
-) -> None:
+def test_host_bandwidth_of_all_gpus(judge: Judge, host_copies: HostCopies, direction: copies.HostDirection) -> None:
     """Host-GPU bandwidth, all GPUs at once
 
     GPUs that share a PCIe switch, a socket or host memory get less than alone, and how much less depends on the
     machine. So GPUs are compared with those at the same NUMA node. One that is slower has a bad slot or riser, or is
     behind a switch that others do not share. Compare machines of one kind: `gpufleet compare`.
     """
-
-    def again() -> Sequence[Measurement]:
-        return figures(host_copies.host_bandwidth(world, [direction], "all", HOST_BUFFER.on(world), True)[direction])
-
-    judge(*figures(all_copy()[direction]), required=False, again=again)
+    measured = partial(host_copies, "all", direction)
+    judge(*measured(), required=False, again=partial(measured, again=True))
 
 
 @pytest.mark.level("standard")
@@ -144,7 +136,7 @@ def test_host_memory_bandwidth(world: World, judge: Judge, machine: LiveMachine)
 @pytest.mark.host_alone
 @pytest.mark.figures("pair_bandwidth", required=("pair_bandwidth",), of="when a GPU reads")
 @pytest.mark.parametrize("direction", ["read", "write", "both"])
-def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: pairs.PairDirection) -> None:
+def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, direction: copies.PairDirection) -> None:
     """Bandwidth between GPUs, for every pair
 
     Every collective runs at the pace of its slowest link, and a link can be slow in one direction only. If the slow
@@ -155,7 +147,7 @@ def test_pair_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology, d
     found: list[Measurement] = []
 
     def measured() -> Sequence[Measurement]:
-        found[:] = figures(pairs.pair_bandwidth(world, gpu_topology, direction, BUFFER.on(world)))
+        found[:] = figures(copies.pair_bandwidth(world, gpu_topology, direction, BUFFER.on(world)))
         return found
 
     judge(
@@ -178,7 +170,7 @@ def test_ring_bandwidth(world: World, judge: Judge, gpu_topology: GpuTopology) -
     """
     if gpu_topology.fabric == "nvswitch":
         not_applicable("behind an NVSwitch no two hops share a link")
-    judge(lambda: figures(pairs.ring_bandwidth(world, gpu_topology, BUFFER.on(world))), required=False)
+    judge(lambda: figures(copies.ring_bandwidth(world, gpu_topology, BUFFER.on(world))), required=False)
 
 
 @between_gpus
@@ -191,4 +183,4 @@ def test_pair_latency(world: World, judge: Judge, gpu_topology: GpuTopology) -> 
     Time of a copy of 16 bytes. For information, not judged. A pair with many times the latency of others with the same
     kind of link takes a wrong path.
     """
-    judge(lambda: figures(pairs.pair_latency(world, gpu_topology)), required=False)
+    judge(lambda: figures(copies.pair_latency(world, gpu_topology)), required=False)

@@ -80,3 +80,4 @@ def test_rdma_bandwidth_and_latency_between_nodes(
     judge(measured, required=asked, on_miss=lambda: slow_rails(rails[-1], names, writes.reached))
     expect_none(writes.failed.values())
     judge(writes.latency(), required=False)
+    expect_none(writes.failed.values())

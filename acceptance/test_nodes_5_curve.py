@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpufleet import GiB, Judge, KiB, Measurement, MiB, Size, World, measure_all
+from pytest_gpufleet import GiB, Judge, KiB, Measurement, MiB, Size, World, bus_bandwidth, measure_all
 from pytest_gpufleet.probes import between_nodes
-from pytest_gpufleet.probes.collectives.speed import fitting
+from pytest_gpufleet.probes.collectives.speed import fitting, sweep
 from pytest_gpufleet.probes.search.nodes import who_slows_nodes
 
 pytestmark = [
@@ -32,7 +32,7 @@ def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str
     nodes = [some for some in between_nodes.doubling(nccl_group) if some.size > 1]
 
     def measured() -> list[Measurement]:
-        curves = [measure_all(some, between_nodes.collective_curve, collective, sizes) for some in nodes]
+        curves = [measure_all(some, sweep, bus_bandwidth, collective, sizes) for some in nodes]
         return [each for curve in curves for each in curve]
 
     # What the verdict needs of them it asks for by itself (verdict/physical_limits.py, is_required).

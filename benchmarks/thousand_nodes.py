@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_gpufleet.machine.rails import wired_otherwise
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.probes.links.pairs import some_rounds
+from pytest_gpufleet.probes.links.copies import some_rounds
 from pytest_gpufleet.probes.search.nodes import Culprits, of_rails
 from pytest_gpufleet.run.node_runs import behind
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet

@@ -24,7 +24,7 @@ from pytest_gpufleet.plugin.assertions import taken
 from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory, timing
 from pytest_gpufleet.probes.collectives import speed, under_load
 from pytest_gpufleet.probes.compute import corruption, rate
-from pytest_gpufleet.probes.links import copying, host_copies, pairs
+from pytest_gpufleet.probes.links import copies, copying
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loader, loop, recipes, sweep, transformer
@@ -57,7 +57,7 @@ def timed(rank, launch, samples, **how):
 
 
 def crossed(rank, directions, *how):
-    return {each: (dict.fromkeys(host_copies.WAYS[each], SAMPLES), "") for each in directions}
+    return {each: (dict.fromkeys(copies.WAYS[each], SAMPLES), "") for each in directions}
 
 
 def stepped(rank, moment, hertz, count):
@@ -105,10 +105,9 @@ WORK = [
     (corruption, {"Matmuls": giving(SOAKED), "dissenters": giving({})}),
     (corruption, {"stays_exact": giving(corruption.Kept(1, "", 1.0, 1))}),
     (corruption, {"Watch": giving(nullcontext(WATCHED))}),
-    (host_copies, {"_prepare": giving(""), "_copied": crossed}),
-    (pairs, {"_prepare": nothing, "_reach": lambda rank, offers: [True] * rank.size, "_copy": giving(SAMPLES)}),
-    (pairs, {"_difference": giving(""), "_leave": nothing}),
-    (copying, {"free": nothing}),
+    (copies, {"_copy_to_host": crossed, "_copy": giving(SAMPLES), "_difference": giving(""), "_leave": nothing}),
+    (copies, {"_reach": lambda rank, offers: [True] * rank.size}),
+    (copying, {"prepare": nothing, "free": nothing}),
     (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES), [])), "record_losses": nothing}),
     (loop, {"release": nothing, "_details": giving({}), "everyones": alike}),
     (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(LAP)}),
@@ -124,7 +123,9 @@ WORK = [
     (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
     (inference, {"_timed": giving((SAMPLES, [])), "everyones": lambda rank, values: [values]}),
     (inference, {"Watch": giving(nullcontext(WATCHED))}),
-    (between_nodes, {"everyones": of_all, "nccl_version": giving(22809)}),
+    (between_nodes, {"everyones": of_all}),
+    (speed, {"everyones": of_all}),
+    (torch.cuda.nccl, {"version": giving((2, 28, 9))}),
     (between_nodes.network_ports, {"any_active": giving(True)}),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.probes.links import pairs
+from pytest_gpufleet.probes.links import copies
 from pytest_gpufleet.verdict.accusations import accusations
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import choose
@@ -152,7 +152,7 @@ def checks_of_figures(name, metrics):
     def judging(check, *given, shown=(), required=True, **_):
         found.append((check, [*shown], dry_suite.taken(given), required))
 
-    apart = (pairs, {"_reach": lambda rank, offers: [machine.direct] * rank.size})
+    apart = (copies, {"_reach": lambda rank, offers: [machine.direct] * rank.size})
     with patch.object(dry_suite, "WORK", [*dry_suite.WORK, apart]):
         dry_suite.measured(
             machine.board, machine.topology, 1, False, "standard", metrics, lambda check: partial(judging, check)

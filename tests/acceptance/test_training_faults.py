@@ -4,14 +4,18 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
+from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
+from tests.acceptance import checks as checks  # which finds the checks
+from tests.conftest import ACCEPTANCE
 
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 TRAINING = ACCEPTANCE / "test_7_training.py"
 ALONE = f"{ACCEPTANCE / 'test_8_resnet50.py'}::test_each_gpu_alone[NaN]"
 
@@ -175,6 +179,28 @@ def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):
     assert dict(alone.conditions) == {**conditions, "ranks": 1}
     assert dict(fed.conditions) == {**conditions, "ranks": 2}
     assert fed.details["workers"] == "1 a GPU"
+
+
+def test_nodes_together_are_held_against_their_own_gpus_alone(monkeypatch):
+    """Nodes of one NVLink domain come before others, so that some are not the first ones."""
+    check, gpus = __import__("test_nodes_8_resnet50"), [Place(node, "gpu") for node in range(3)]
+    some = [SimpleNamespace(places=gpus[:1]), SimpleNamespace(places=gpus[::2]), SimpleNamespace(places=gpus)]
+    rates, judged = dict(zip(gpus, (10.0, 20.0, 30.0), strict=True)), []
+
+    def measured(world, *how, together=True, **more):
+        if not together:
+            return Measurement("solo_train_throughput", rates, {"ranks": 1})
+        return Measurement(
+            "train_throughput", {"world": sum(map(rates.get, world.places))}, {"ranks": len(world.places)}
+        )
+
+    monkeypatch.setattr(check, "doubling", lambda world: some)
+    monkeypatch.setattr(check, "measure", measured)
+    monkeypatch.setattr(check, "measure_all", lambda *how, **more: [measured(*how), measured(*how)])
+    check.test_throughput_over_nodes(None, lambda figures, required: judged.extend(figures()))
+    assert [value for each in judged if each.metric == "scaling_efficiency" for value in each.values.values()] == [
+        1.0
+    ] * 3
 
 
 @pytest.mark.parametrize("other", [{"batch": 512}, {"steps": 1}, {"warm_up": 3}, {"optimizer": "adam"}])

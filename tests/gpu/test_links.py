@@ -18,7 +18,7 @@ from itertools import combinations
 import torch
 
 from pytest_gpufleet import MiB
-from pytest_gpufleet.probes.links.pairs import pair_bandwidth, wrong_data
+from pytest_gpufleet.probes.links.copies import pair_bandwidth, wrong_data
 
 def figures(world, topology, direction):
     copied = pair_bandwidth(world, topology, direction, 512 * MiB)
@@ -64,7 +64,7 @@ def test_through_host_memory(world, gpu_topology):
 
 # On rank 1 a bit of what it has read changes, before anybody looks.
 FLIP = """
-from pytest_gpufleet.probes.links import copying, pairs
+from pytest_gpufleet.probes.links import copies, copying
 
 def plant(rank, fault):
     from pytest_gpufleet.probes.links.copying import CudaCopier
@@ -74,7 +74,7 @@ def plant(rank, fault):
     def seconds(self, *args):
         taken = genuine(self, *args)
         if rank.index == 1:
-            rank.kept[copying.ENDS].ways[pairs.PAIR][1][-1] ^= 4
+            rank.kept[copying.ENDS].ways[copies.PAIR][1][-1] ^= 4
         return taken
 
     CudaCopier.seconds = seconds

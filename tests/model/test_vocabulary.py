@@ -16,7 +16,7 @@ from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
-from pytest_gpufleet.probes.links import host_copies, pairs
+from pytest_gpufleet.probes.links import copies
 from pytest_gpufleet.probes.training import recipes, transformer
 from pytest_gpufleet.verdict.profile import shipped
 from pytest_gpufleet.world.world import World
@@ -101,8 +101,8 @@ def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
     ),
     (
         "direction",
-        {*host_copies.WAYS, *get_args(pairs.PairDirection)}
-        | {f"{way} both ways" for way in (*host_copies.ONE_WAY, "write")},
+        {*copies.WAYS, *get_args(copies.PairDirection)}
+        | {f"{way} both ways" for way in (*copies.ONE_WAY, "write")},
     ),
 ])  # fmt: skip
 def test_the_vocabulary_has_the_words_of_the_probes(condition, values):

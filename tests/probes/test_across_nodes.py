@@ -7,8 +7,9 @@ import torch.distributed as dist
 from pytest_gpufleet import MiB, Rank, Reading, measure, measure_all
 from pytest_gpufleet.model.place import WORLD, Pair, Place
 from pytest_gpufleet.probes import between_nodes
-from pytest_gpufleet.probes.between_nodes import affordable, collective_curve, doubling
+from pytest_gpufleet.probes.between_nodes import affordable, doubling
 from pytest_gpufleet.probes.collectives.exactness import LARGE, MOST_NUMBERS, bounded, exchange
+from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, sweep
 from pytest_gpufleet.probes.search.collective import who_corrupts
 from pytest_gpufleet.probes.training.correctness import known_average, known_input
 from tests.probes.test_between_nodes import ranks_of_all
@@ -42,7 +43,7 @@ def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size_but_those_that
     curve = [
         (each.conditions.get("nodes", 1), each.conditions["bytes"])
         for some in doubling(three_nodes)
-        for each in measure_all(some, collective_curve, "all_gather", [96, 1536])
+        for each in measure_all(some, sweep, bus_bandwidth, "all_gather", [96, 1536])
     ]
     assert curve == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
     assert affordable(three_nodes, [8, MiB]) == [8, MiB]

@@ -1,17 +1,18 @@
 """The search for who is to blame, on ranks that are made slow or wrong on purpose."""
 
+import math
 import re
 import time
-from itertools import combinations
+from itertools import combinations, permutations
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.place import Pair, Place, gpu
 from pytest_gpufleet.probes.search import collective
-from pytest_gpufleet.probes.search.collective import of_their_kind, slow_pairs, slow_rank
+from pytest_gpufleet.probes.search.collective import SLOW, SLOW_COPIES, who_slows_pairs
 
 USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
 
@@ -51,7 +52,7 @@ def cpu(index):
 
 @pytest.mark.parametrize(("planted", "code", "subject", "words"), [
     ({"late": 2}, "straggler", cpu(2), r".*ms late to every all_reduce"),
-    ({"links": 2}, "links_slow", cpu(2), r"every pair with it takes .* us, all others "),
+    ({"links": 2}, "links_slow", cpu(2), r"3 of the 3 measurements .* slow \(.* us, all others .* us\)"),
     ({"link": {1, 3}}, "link_slow", Pair(cpu(1), cpu(3)), ""),
     ({"end": 1}, "slows_collectives", cpu(1), r".*without any other "),
 ], ids=["late", "links", "link", "end"])  # fmt: skip
@@ -68,7 +69,7 @@ def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
     found = find(four_ranks)
     assert {(each.name, each.subjects) for each in found} == {("cause_unclear", ())}
     pairs, others, variables = (each.what for each in found)
-    assert pairs.startswith("no single GPU: each of the 6 pairs takes ")
+    assert pairs.startswith("no single GPU: all pairs are about equally slow (")
     assert others.startswith("without any one rank all_reduce reaches ")
     assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
 
@@ -76,7 +77,7 @@ def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
 def test_no_single_one_of_two(four_ranks):
     four_ranks.run(plant, links=1)
     found, *_ = find(four_ranks.subset([0, 1]))
-    assert found.what.startswith("with two ranks it can be either: their link takes ")
+    assert found.what.startswith("with two ranks it can be either: their link has ")
 
 
 def test_a_search_that_fails(four_ranks):
@@ -89,21 +90,47 @@ def test_a_search_that_fails(four_ranks):
 
 
 # ---------------------------------------------------------------- by figures
-def rates(n, slow=(), fast=380.0, low=12.0):
-    return {pair: low if pair in slow or set(pair) & set(slow) else fast for pair in combinations(range(n), 2)}
+def rates(pairs, slow, usual=390.0):
+    """Of pairs of GPUs; `slow`: those of a GPU, or of a pair."""
+    return {Pair(gpu(a), gpu(b)): slow.get((a, b), slow.get(a, slow.get(b, usual))) for a, b in pairs}
+
+
+def named(fault):
+    return " ".join(map(str, fault.subjects))
+
+
+COPIES, SWAPS = SLOW_COPIES, SLOW["gpu"]
+OF_14, EQUALLY = "of the 14 measurements of pairs with it are slow", "no single GPU: all pairs are about equally slow"
+
+
+@pytest.mark.parametrize(("slow", "share", "who", "words"), [
+    ({5: 12.0}, COPIES, "gpu5", f"14 {OF_14}"),
+    ({(a, 5): 370.0 for a in range(8)}, COPIES, "gpu5", f"7 {OF_14}"),  # to be read
+    ({(1, 3): 300.0}, COPIES, "gpu1-gpu3", "only the way between these two is"),
+    ({5: 386.1}, COPIES, "gpu5", f"14 {OF_14} (386.1 GB/s, all others 390 GB/s)"),
+    ({5: 389.5}, COPIES, "", EQUALLY),
+    ({5: math.nan}, COPIES, "gpu5", f"14 {OF_14}"),
+    ({(0, 1): 12.0, (2, 3): 12.0}, COPIES, "", "gpu0-gpu1, gpu2-gpu3 are slow and have none in common"),
+    (dict.fromkeys(range(8), 12.0), COPIES, "", EQUALLY),
+    ({5: 0.94 * 390}, SWAPS, "gpu5", f"14 {OF_14}"),  # one of 18 NVLinks less is 5.6 %
+    ({5: 0.96 * 390}, SWAPS, "", EQUALLY),
+    ({(1, 3): 12.0, (1, 4): 290.0, (2, 3): 330.0}, SWAPS, "gpu1-gpu3", "only"),  # the others may vary a little
+    ({(a, b): 350 + 10 * (a + b) for a in range(8) for b in range(8)}, SWAPS, "", EQUALLY),  # by less than they differ
+    ({a: 350.0 + 10 * a for a in range(7)} | {(a, 7): 250.0 for a in range(7)}, SWAPS, "gpu7", f"7 {OF_14}"),
+])  # fmt: skip
+def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, share, who, words):
+    fault = who_slows_pairs([rates(permutations(range(8), 2), slow)], share)
+    assert named(fault) == who
+    assert words in fault.what
 
 
 @pytest.mark.parametrize("n", [3, 4, 8])
-def test_a_rank_is_slow_only_if_all_its_pairs_are(n):
-    assert [slow_rank(rates(n, slow=[rank])) for rank in range(n)] == [*range(n)]
-    assert [slow_rank(rates(n, slow=slow)) for slow in ((), [(0, 1)], range(n))] == [None] * 3
+def test_of_few_gpus_too_it_is_the_one_or_the_pair(n):
+    def found(slow):
+        return named(who_slows_pairs([rates(combinations(range(n), 2), slow)], SWAPS))
 
-
-@pytest.mark.parametrize(("low", "named"), [(0.94, 2), (0.96, None)])
-def test_a_rank_is_named_from_five_per_cent_on(low, named):
-    """One of 18 NVLinks less is 5.6 %."""
-    assert slow_rank(rates(8, slow=[2], low=low * 380.0)) == named
-    assert slow_pairs(rates(8, slow=[(2, 5)], low=low * 380.0)) == ([(2, 5)] if named else [])
+    assert [found({slow: 12.0}) for slow in range(n)] == [f"gpu{slow}" for slow in range(n)]
+    assert found({(0, 1): 12.0}) == "gpu0-gpu1"
 
 
 # Which GPUs of a machine with 8 V100 have two NVLinks, one, or none between them.
@@ -120,20 +147,11 @@ SOCKETS = {"NODE": [pair for half in (range(4), range(4, 8)) for pair in combina
     (4, {"NV": [(0, 1), (2, 3)]}, {"NV": 100.0, "SYS": 20.0}, 0.5),
 ], ids=["cube mesh", "two sockets", "bridges"])  # fmt: skip
 def test_pairs_are_held_against_those_of_their_kind(n, links, usual, share):
-    kind = {pair: next((name for name in links if pair in links[name]), "SYS") for pair in combinations(range(n), 2)}
-    healthy = {pair: usual[kind[pair]] for pair in kind}
-    assert slow_rank(of_their_kind(healthy, kind)) is None
-    assert slow_pairs(of_their_kind(healthy, kind)) == []
-    for rank in range(n):
-        slowed = {pair: rate * share if rank in pair else rate for pair, rate in healthy.items()}
-        assert slow_rank(of_their_kind(slowed, kind)) == rank
+    others = [pair for pair in combinations(range(n), 2) if not any(pair in each for each in links.values())]
 
+    def found(bad):
+        kinds = [(each, usual[link]) for link, each in {**links, "SYS": others}.items()]
+        return named(who_slows_pairs([rates(each, {bad: rate * share}, rate) for each, rate in kinds], SWAPS))
 
-def test_slow_pairs_are_found_and_nobody_is_named_by_less_than_the_others_differ():
-    assert slow_pairs(rates(8, slow=[(2, 5)])) == [(2, 5)]
-    assert slow_pairs(rates(8, slow=[(2, 5), (1, 7)])) == [(1, 7), (2, 5)]
-    assert slow_pairs({**rates(4), (0, 1): 12.0, (0, 2): 290.0, (1, 2): 330.0}) == [(0, 1)]  # others may vary a little
-    assert slow_pairs(rates(8)) == slow_pairs(rates(2)) == []
-    differing = {pair: rate + 10 * pair[0] for pair, rate in rates(4, slow=[3], low=350.0).items()}
-    assert slow_rank({**differing, (0, 1): 400.0}) is None
-    assert slow_rank({**differing, (0, 3): 250.0, (1, 3): 250.0, (2, 3): 250.0, (0, 1): 400.0}) == 3
+    assert [found(bad) for bad in range(n)] == [f"gpu{bad}" for bad in range(n)]
+    assert found(None) == ""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_gpufleet.probes.collectives import exactness
 from pytest_gpufleet.probes.collectives.exactness import (
     DTYPES,
     OPERATIONS,
@@ -51,6 +52,15 @@ def test_what_an_older_gloo_does_wrong_is_not_asked_of_it(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)
     (reason,) = exchange(SimpleNamespace(device=CPU), "reduce_scatter", "max").refused
     assert reason.startswith("Gloo of torch before 2.9")
+
+
+def test_ranks_add_float8_if_all_can(monkeypatch):
+    """One that refuses by itself would leave the others waiting."""
+    here = SimpleNamespace(device=torch.device("cuda", 0), size=2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(exactness, "agree", lambda rank, mine: mine and 0)
+    (reason,) = exchange(here, "all_reduce", "sum", dtypes=[torch.float8_e5m2]).refused
+    assert reason == "float8_e5m2: NCCL adds float8 on later GPUs only"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

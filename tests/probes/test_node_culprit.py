@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.links.pairs import IndexPair, rounds, some_rounds
+from pytest_gpufleet.probes.links.copies import IndexPair, rounds, some_rounds
 from pytest_gpufleet.probes.search.nodes import FIRST_ROUNDS, MOST_CALLS, NOISE, culprits, narrowed, of_rails
 
 

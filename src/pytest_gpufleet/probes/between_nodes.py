@@ -10,9 +10,8 @@ cannot pull down. With one partner only the figure is that of the two.
 
 import itertools
 import math
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -21,49 +20,20 @@ import torch
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.rdma import BANDWIDTH, LATENCY, NBYTES, Perftest, Written
-from pytest_gpufleet.machine.software import steering
-from pytest_gpufleet.model.conditions import ACROSS, ALGORITHMS, INSIDE, Condition, c_number
+from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import MiB
 from pytest_gpufleet.model.place import Pair, Place, Where
-from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
+from pytest_gpufleet.probes.collectives.speed import MNNVL, bus_bandwidth, network_conditions
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.links.pairs import IndexPair, Samples, some_rounds
+from pytest_gpufleet.probes.links.copies import IndexPair, Samples, some_rounds
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.search.collective import swaps
 from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
-
-
-def conditions(rank: Rank) -> dict[str, Condition]:
-    """Version and algorithm of NCCL where all ranks of the group, which all call it, have the same; whether all are in
-    one NVLink domain, where any is in one. None of CPU ranks. What the network can do is known to the run."""
-    if rank.device.type != "cuda":
-        return {}
-    asked = steering().get("NCCL_ALGO", "").lower()
-    mine = [nccl_version(), ALGORITHMS.index(asked) if asked in ALGORITHMS else -1, _domain(rank)]
-    versions, algorithms, domains = zip(*everyones(rank, mine), strict=True)
-    found: dict[str, Condition] = {}
-    if len({*versions}) == 1:
-        found["nccl"] = int(versions[0])
-    if len({*algorithms}) == 1 and algorithms[0] >= 0:
-        found["algorithm"] = ALGORITHMS[int(algorithms[0])]
-    if any(domains):
-        found["domain"] = INSIDE if len({*domains}) == 1 else ACROSS
-    return found
-
-
-MNNVL = "NCCL_MNNVL_ENABLE"  # NCCL's manual: 0 leaves NVLinks to other nodes out
-
-
-def _domain(rank: Rank) -> int:
-    """A number for the NVLink domain of this rank, 0 for none, or if NCCL is to leave it out."""
-    domain = rank.gpu.domain if rank.gpu else None
-    off = (text := steering().get(MNNVL)) and c_number(text) == 0
-    return zlib.crc32(repr(domain).encode()) if domain and not off else 0
 
 
 def nvlink_domains(world: World) -> list[list[int]]:
@@ -73,20 +43,9 @@ def nvlink_domains(world: World) -> list[list[int]]:
     return domains if any(len(nodes) > 1 for nodes in domains) else []
 
 
-@contextmanager
-def without_nvlink(world: World) -> Iterator[None]:
+def without_nvlink(world: World) -> AbstractContextManager[None]:
     """In this block nodes of an NVLink domain reach each other over the network too: ranks are started afresh."""
-    if not nvlink_domains(world):
-        yield
-        return
-    with world.restarted([{MNNVL: "0"}] * world.size):
-        yield
-
-
-def nccl_version() -> int:
-    """As nccl.h writes it: 22809 is 2.28.9."""
-    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
-    return int(10_000 * major + 100 * minor + patch)
+    return world.restarted([{MNNVL: "0"}] * world.size) if nvlink_domains(world) else nullcontext()
 
 
 # Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs. Pairs meet
@@ -175,9 +134,7 @@ def _measured(
 
 def group_bandwidth(rank: Rank, nbytes: int) -> Reading:
     """`bus_bandwidth` of an all_reduce, as a figure of a group of nodes."""
-    reading = bus_bandwidth(rank, COLLECTIVE, nbytes)
-    under = {**reading.conditions, **conditions(rank)}
-    return replace(reading, metric="node_group_busbw", conditions=under, gpu_state=None)
+    return replace(bus_bandwidth(rank, COLLECTIVE, nbytes), metric="node_group_busbw", gpu_state=None)
 
 
 RailsAtOnce = Literal["one", "all"]
@@ -205,22 +162,28 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
     rounds = some_rounds(range(len(nodes)), seed, RAIL_ROUNDS)
     groups = [rails] if at_once == "all" else [[rail] for rail in rails]
     answers = [by_rank for group in groups for by_rank in world.each(group, rail_pairs, rounds, nbytes)]
-    pairs = dict(enumerate(slowest([taken for taken, _ in by_rank]) for by_rank in answers))
+    pairs = {
+        rail: {(nodes[a], nodes[b]): samples for (a, b), samples in slowest([taken for taken, _ in by_rank]).items()}
+        for rail, by_rank in enumerate(answers)
+    }
     conditions = {"at_once": at_once, "bytes": nbytes, **answers[-1][0][1]}
     return _rails("rail_bandwidth", nodes, pairs, conditions, {"seed": seed, "rounds": len(rounds)})
 
 
 def _rails(
-    metric: str, nodes: Sequence[int], pairs: Mapping[int, dict[IndexPair, Samples]],
+    metric: str, nodes: Iterable[int], pairs: Mapping[int, Mapping[IndexPair, Samples]],
     conditions: Mapping[str, Condition], details: Mapping[str, Condition],
 ) -> Rails:  # fmt: skip
-    """`pairs`: of each rail, by indices in `nodes`."""
-    samples = {where: best for rail, each in pairs.items() for where, best in _best(rail, nodes, each).items()}
-    values = {where: median(best) for where, best in samples.items()}
-    return Rails(
-        Measurement(metric, values, conditions, samples, details),
-        {rail: {(nodes[a], nodes[b]): median(taken) for (a, b), taken in each.items()} for rail, each in pairs.items()},
-    )
+    """By the pairs of nodes on each rail. The rail of a node is worth what it reaches with the best of its partners;
+    with a lone one, what the two reach."""
+    samples: dict[Where, Samples] = {}
+    for rail, node in itertools.product(pairs, nodes):
+        own = {pair: taken for pair, taken in pairs[rail].items() if node in pair}
+        best, taken = max(own.items(), key=lambda item: median(item[1]))
+        both = Pair(*(Place(end, "rail", rail) for end in best))
+        samples[Place(node, "rail", rail) if len(own) >= PARTNERS else both] = taken
+    measured = Measurement(metric, {at: median(taken) for at, taken in samples.items()}, conditions, samples, details)
+    return Rails(measured, {rail: {pair: median(each[pair]) for pair in each} for rail, each in pairs.items()})
 
 
 @dataclass
@@ -236,14 +199,15 @@ class RdmaRails:
 
     def bandwidth(self, port_rate: int) -> Rails:
         """GB/s, of both directions the slower one."""
-        nodes, self.failed = [*self.hosts], {}
-        rounds = some_rounds(range(len(nodes)), self.seed, RAIL_ROUNDS)
+        self.failed = {}
         pairs: dict[int, dict[IndexPair, Samples]] = {rail: {} for rail in self.ports}
-        for rail, meeting in itertools.product(self.ports, rounds):
-            figures = self.reached(rail, [(nodes[a], nodes[b]) for a, b in meeting])
-            pairs[rail] |= {pair: (figure,) for pair, figure in zip(meeting, figures, strict=True)}
-        names = {str(Place(node, "rail", rail)): port for node in nodes for rail, port in self.ports.items()}
-        return _rails("rdma_bandwidth", nodes, pairs, {"bytes": NBYTES, "port_rate": port_rate}, names)
+        for rail, meeting in self._meetings():
+            pairs[rail] |= {pair: (rate,) for pair, rate in zip(meeting, self.reached(rail, meeting), strict=True)}
+        names = {str(Place(node, "rail", rail)): port for node in self.hosts for rail, port in self.ports.items()}
+        return _rails("rdma_bandwidth", self.hosts, pairs, {"bytes": NBYTES, "port_rate": port_rate}, names)
+
+    def _meetings(self) -> Iterable[tuple[int, list[IndexPair]]]:
+        return itertools.product(self.ports, some_rounds([*self.hosts], self.seed, RAIL_ROUNDS))
 
     def reached(self, rail: int, pairs: Sequence[Group]) -> list[float]:
         ways = [(a, b) for a, b in pairs], [(b, a) for a, b in pairs]
@@ -253,7 +217,7 @@ class RdmaRails:
     def latency(self) -> Measurement:
         """Microseconds of one way, with the best of some partners."""
         values: dict[Where, float] = {}
-        for rail, meeting in itertools.product(self.ports, some_rounds([*self.hosts], self.seed, RAIL_ROUNDS)):
+        for rail, meeting in self._meetings():
             for pair, figure in zip(meeting, self._written(LATENCY, rail, meeting), strict=True):
                 for place in (Place(node, "rail", rail) for node in pair if figure):
                     values[place] = min(figure, values.get(place, figure))
@@ -276,17 +240,6 @@ def slowest(by_rank: Sequence[dict[IndexPair, Samples]]) -> dict[IndexPair, Samp
     return {pair: min(samples, key=median) for pair, samples in by_pair.items()}
 
 
-def _best(rail: int, nodes: Sequence[int], pairs: dict[IndexPair, Samples]) -> dict[Where, Samples]:
-    """What the rail of each node reaches with the best of its partners; with a lone one, what the two reach."""
-    found: dict[Where, Samples] = {}
-    for index, node in enumerate(nodes):
-        own = {pair: samples for pair, samples in pairs.items() if index in pair}
-        best = max(own, key=lambda pair: median(own[pair]))
-        both = Pair(*(Place(nodes[end], "rail", rail) for end in best))
-        found[Place(node, "rail", rail) if len(own) >= PARTNERS else both] = own[best]
-    return found
-
-
 def rail_pairs(
     rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int
 ) -> tuple[dict[IndexPair, Samples], dict[str, Condition]]:
@@ -295,7 +248,7 @@ def rail_pairs(
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     rates = {pair: tuple(nbytes / each / 1e9 for each in samples) for pair, samples in taken.items()}
-    return rates, conditions(rank)
+    return rates, network_conditions(rank)
 
 
 # Of one operation, which is done nine times for a figure. On sockets, at 4 GB/s, two nodes need 4 s for 8 GiB.
@@ -328,10 +281,3 @@ def _affordable(rank: Rank, most: int) -> int:
     reading = bus_bandwidth(rank, COLLECTIVE, TRIAL)
     rate = reading.value * 1e9 / COLLECTIVES[COLLECTIVE].factor(rank.size)  # bytes a second
     return agree(rank, int(rate * LONGEST_SECONDS))
-
-
-def collective_curve(rank: Rank, name: str, sizes: Sequence[int]) -> list[Reading]:
-    """`bus_bandwidth` of a collective by size; across nodes also under the conditions of their network."""
-    under = conditions(rank) if rank.size > rank.local_size else {}
-    readings = [bus_bandwidth(rank, name, nbytes) for nbytes in sizes]
-    return [replace(reading, conditions={**reading.conditions, **under}) for reading in readings]

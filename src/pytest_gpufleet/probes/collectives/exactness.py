@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from torch.torch_version import TorchVersion
 
 from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
-from pytest_gpufleet.probes.collectives.table import COLLECTIVES, type_name
+from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective, type_name
 from pytest_gpufleet.probes.comparison import SHOWN, wrong_elements
 from pytest_gpufleet.probes.timing import Stream, agree, current_stream, own_stream, seconds, synchronize, wait
 from pytest_gpufleet.world.rank import TIMEOUT, Rank
@@ -33,6 +33,8 @@ DTYPES = {
     torch.int64: 2**61,  # no more: the data are made in int64 and must not overflow on the way
     torch.bool: 1,
 }  # fmt: skip
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 # One element, fewer than there are ranks, a power of two, and a number that fits no block.
 COUNTS = {"cuda": (1, 3, 1 << 20, 1_000_003), "cpu": (1, 3, 1 << 14, 10_007)}
@@ -88,24 +90,6 @@ ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type h
 KINDS = [(name, op) for name, each in COLLECTIVES.items() for op in (OPERATIONS if each.reduces else ("",))]
 
 
-class Case(NamedTuple):
-    """One exchange. `elements`: of S, rounded up to equal parts. `root`: None where all are alike. `strided`: only
-    every second element of a buffer belongs to the tensor."""
-
-    collective: str
-    operation: str
-    dtype: torch.dtype
-    elements: int
-    root: int | None
-    in_place: bool
-    strided: bool
-
-    def __str__(self) -> str:
-        words = " ".join(filter(None, (self.collective, self.operation, type_name(self.dtype))))
-        root = "" if self.root is None else f", root {self.root}"
-        return f"{words}, {self.elements:,} elements{root}, {'in' if self.in_place else 'out of'} place"
-
-
 class Delivery(NamedTuple):
     """What one rank got: what was wrong, what the backend refused, and how many exchanges were right."""
 
@@ -124,7 +108,7 @@ def exchange(
     """Run a collective on data of every type and size, from the first, middle and last root, in place and out of place
     where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the
     way, since the backends take tensors without gaps only (and some do not look)."""
-    collective = COLLECTIVES[name]
+    collective, reduction = COLLECTIVES[name], OPERATIONS.get(operation, ANY)
     old_gloo = rank.device.type == "cpu" and TorchVersion(torch.__version__) < GLOO_ONLY_ADDS_BEFORE
     if old_gloo and name == "reduce_scatter" and operation != "sum":
         return Delivery(refused=(f"Gloo of torch before {GLOO_ONLY_ADDS_BEFORE} adds up, whatever the operation is",))
@@ -135,16 +119,21 @@ def exchange(
 
     @lru_cache(maxsize=1)  # the same from every root, in place and out of place
     def numbers_of(count: int, dtype: torch.dtype) -> Tensor:
-        return whole_numbers(OPERATIONS.get(operation, ANY), count, rank.size, dtype, rank.device)
+        return whole_numbers(reduction, count, rank.size, dtype, rank.device)
 
     for dtype in dtypes:
-        large = [LARGE[rank.device.type]] if dtype is torch.float32 else []
-        counts = [bounded(count, rank.size) for count in (*COUNTS[rank.device.type], *large)]
+        counts = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
+        words = " ".join(filter(None, (name, operation, type_name(dtype))))
+        if collective.reduces and dtype in FLOAT8 and not _adds_float8(rank):
+            refused.append(f"{type_name(dtype)}: NCCL adds float8 on later GPUs only")
+            continue
         try:
             for count, root, in_place in itertools.product(counts, roots, places):
-                case = Case(name, operation, dtype, count, root, in_place, strided)
-                with rank.phase(str(case)):
-                    fault = _fault(rank, case, numbers_of)
+                elements = collective.total(bounded(count, rank.size), rank.size)
+                at = "" if root is None else f", root {root}"
+                case = f"{words}, {elements:,} elements{at}, {'in' if in_place else 'out of'} place"
+                with rank.phase(case):
+                    fault = _fault(rank, collective, reduction, numbers_of, dtype, elements, root, in_place, strided)
                 if fault:
                     wrong.append(f"{case}: {fault}")
                 else:
@@ -154,21 +143,26 @@ def exchange(
     return Delivery(tuple(wrong), tuple(refused), right)
 
 
-def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tensor]) -> str:
+def _adds_float8(rank: Rank) -> bool:
+    """Whether all ranks do: one that refuses alone would have the others wait for it."""
+    on_cpu = rank.device.type == "cpu"
+    return on_cpu or bool(agree(rank, torch.cuda.get_device_capability() >= FP8_REDUCTIONS_SINCE))
+
+
+def _fault(
+    rank: Rank, collective: Collective, reduction: Operation, numbers_of: Callable[[int, torch.dtype], Tensor],
+    dtype: torch.dtype, elements: int, root: int | None, in_place: bool, strided: bool,
+) -> str:  # fmt: skip
     """ "" if every element of this rank's result is right, else how many are wrong and the first of them.
-    `numbers_of(count, dtype)`: those of all ranks."""
-    name, operation, dtype, count, root, in_place, strided = case
-    collective, reduction, n = COLLECTIVES[name], OPERATIONS.get(operation, ANY), rank.size
-    on_gpu = rank.device.type == "cuda"
-    if collective.reduces and _float8(dtype) and on_gpu and torch.cuda.get_device_capability() < FP8_REDUCTIONS_SINCE:
-        raise Refused("NCCL adds float8 on later GPUs only")
-    spaces: list[Tensor] = []
+    `numbers_of(count, dtype)`: those of all ranks. `strided`: only every second element of a buffer belongs to the
+    tensor."""
+    n, spaces = rank.size, list[Tensor]()
 
     def empty(size: int) -> Tensor:
         spaces.append(as_type(torch.ones(2 * size if strided else size, device=rank.device), dtype))
         return spaces[-1][::2] if strided else spaces[-1]
 
-    input, output = collective.buffers(collective.total(count, n), n, rank.index, in_place, empty)
+    input, output = collective.buffers(elements, n, rank.index, in_place, empty)
     numbers = numbers_of(input.numel(), dtype)
     input.copy_(as_type(numbers[rank.index], dtype))
     sent = input.contiguous()
@@ -187,7 +181,8 @@ def _fault(rank: Rank, case: Case, numbers_of: Callable[[int, torch.dtype], Tens
     if expected is None:
         return ""
     # NCCL multiplies with 1 / n, which binary fractions hold exactly for powers of two only. nccl-tests allows 2 ULP.
-    ulps = 2 if operation == "avg" and dtype.is_floating_point and n & (n - 1) else 0
+    averaged = reduction.op == dist.ReduceOp.AVG
+    ulps = 2 if averaged and dtype.is_floating_point and n & (n - 1) else 0
     return wrong_in(output, as_type(expected, dtype), ulps)
 
 
@@ -226,16 +221,12 @@ def noise(seed: int, count: int, device: torch.device) -> Tensor:
 
 def as_type(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     # Not every torch converts whole numbers to float8.
-    return numbers.float().to(dtype) if _float8(dtype) else numbers.to(dtype)
-
-
-def _float8(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize == 1
+    return numbers.float().to(dtype) if dtype in FLOAT8 else numbers.to(dtype)
 
 
 def wrong_in(result: Tensor, expected: Tensor, ulps: int = 0) -> str:
     """How many elements are not equal (NaN never is), or more than `ulps` units in the last place off; the first."""
-    if _float8(expected.dtype):
+    if expected.dtype in FLOAT8:
         result, expected = result.float(), expected.float()  # float8 cannot be compared
     wrong = result != expected
     if ulps:

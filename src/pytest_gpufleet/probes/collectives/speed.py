@@ -12,6 +12,7 @@ reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
 import ctypes
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import median
@@ -21,18 +22,15 @@ import torch
 
 from pytest_gpufleet.machine.nccl_log import asked_for
 from pytest_gpufleet.machine.software import steering
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import ACROSS, ALGORITHMS, INSIDE, Condition, c_number
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.timing import line_up, replayed, timing
+from pytest_gpufleet.probes.timing import everyones, line_up, replayed, timing
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-WORD = 4  # bytes of a float32
-SAMPLES = 3
-LATENCY_SAMPLES = 5
 SMALL = 1 * MiB  # S up to which collectives come from CUDA graphs
 FILLED = 0.8  # of the memory of a GPU, by buffers
 
@@ -41,17 +39,14 @@ def bus_bandwidth(rank: Rank, name: str, nbytes: int, in_place: bool | None = No
     """Bus bandwidth in GB/s of one collective with S = `nbytes` of float32, by the method of nccl-tests: operations in
     a row without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`:
     where torch has both ways; nccl-tests has a column for each."""
-    seconds, moved, conditions, details = _timed(rank, name, nbytes, in_place, SAMPLES)
-    rates = tuple(moved / each * COLLECTIVES[name].factor(rank.size) / 1e9 for each in seconds)
-    return Reading("busbw", median(rates), conditions, rates, WORLD, details)
+    factor = COLLECTIVES[name].factor(rank.size)
+    return _timed(rank, "busbw", name, nbytes, 3, lambda seconds, moved: moved / seconds * factor / 1e9, in_place)
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int) -> Reading:
     """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
     one element for each part). The median of five samples; the slowest rank counts."""
-    seconds, _, conditions, details = _timed(rank, name, nbytes, None, LATENCY_SAMPLES)
-    times = tuple(each * 1e6 for each in seconds)
-    return Reading("collective_latency", median(times), conditions, times, WORLD, details)
+    return _timed(rank, "collective_latency", name, nbytes, 5, lambda seconds, moved: seconds * 1e6)
 
 
 def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence[int], **how: Any) -> list[Reading]:
@@ -77,23 +72,45 @@ def nvls(device: torch.device) -> bool:
     return bool(value.value)
 
 
+MNNVL = "NCCL_MNNVL_ENABLE"  # NCCL's manual: 0 leaves NVLinks to other nodes out
+
+
+def network_conditions(rank: Rank) -> dict[str, Condition]:
+    """Of GPUs of several nodes, which all call it: version (22809 is 2.28.9, as in nccl.h) and algorithm of NCCL where
+    all have the same; whether all are in one NVLink domain, where any is in one. What the network can do is known to
+    the run."""
+    if rank.device.type != "cuda":
+        return {}
+    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
+    asked, mnnvl = steering().get("NCCL_ALGO", "").lower(), steering().get(MNNVL)
+    domain = rank.gpu.domain if rank.gpu and not (mnnvl and c_number(mnnvl) == 0) else None
+    mine = [
+        10_000 * major + 100 * minor + patch,
+        ALGORITHMS.index(asked) if asked in ALGORITHMS else -1,
+        zlib.crc32(repr(domain).encode()) if domain else 0,
+    ]
+    versions, algorithms, domains = map(set, zip(*everyones(rank, mine), strict=True))
+    found: dict[str, Condition] = {}
+    if len(versions) == 1:
+        found["nccl"] = int(*versions)
+    if len(algorithms) == 1 and algorithms != {-1}:
+        found["algorithm"] = ALGORITHMS[int(*algorithms)]
+    if any(domains):
+        found["domain"] = INSIDE if len(domains) == 1 else ACROSS
+    return found
+
+
 def _timed(
-    rank: Rank, name: str, nbytes: int, in_place: bool | None, samples: int
-) -> tuple[tuple[float, ...], int, dict[str, Condition], dict[str, Condition]]:
-    """Seconds of one collective, by sample, the bytes of S, the conditions, and how often it was done."""
-    collective, n, count = COLLECTIVES[name], rank.size, nbytes // WORD
-    in_place = collective.timed_in_place if in_place is None else in_place
-    if collective.in_parts:
-        # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
-        block = n * 16 // WORD
-        count = count // block * block or count
-    total = collective.total(count, n)
-    small = total * WORD <= SMALL
-    zeros = partial(torch.zeros, device=rank.device)
+    rank: Rank, metric: str, name: str, nbytes: int, samples: int, figure: Callable[[float, int], float],
+    in_place: bool | None = None,
+) -> Reading:  # fmt: skip
+    """`figure(seconds, moved)`: of one collective, with so many bytes of S."""
+    collective, n = COLLECTIVES[name], rank.size
     with rank.phase(f"{name} {nbytes:,} bytes"):
-        input, output = collective.buffers(total, n, rank.index, in_place, zeros)
+        input, output = collective.zeros(rank, nbytes, in_place)
+        moved = 4 * max(input.numel(), output.numel())
         launch = partial(collective.run, rank.group, output, input)
-        method, took = "replayed", replayed(rank, launch, samples) if small else None
+        method, took = "replayed", replayed(rank, launch, samples) if moved <= SMALL else None
         if took is None:
             # Random data anew each time: sums in place grow out of all bounds.
             method, took = "eager", timing(rank, launch, samples, before=input.uniform_)
@@ -101,11 +118,14 @@ def _timed(
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
-        "collective": name, "bytes": max(nbytes, n * WORD) if collective.in_parts else nbytes,
-        "dtype": "float32", "ranks": n, "in_place": in_place, "nvls": nvls(rank.device),
-        **({"method": method} if small else {}),
+        "collective": name, "bytes": max(nbytes, 4 * n) if collective.in_parts else nbytes,
+        "dtype": "float32", "ranks": n, "in_place": collective.timed_in_place if in_place is None else in_place,
+        "nvls": nvls(rank.device), **({"method": method} if moved <= SMALL else {}),
+        **(network_conditions(rank) if rank.size > rank.local_size else {}),
     }  # fmt: skip
-    return took.seconds, total * WORD, conditions, {"iterations": took.iterations, "runs": took.runs}
+    figures = tuple(figure(each, moved) for each in took.seconds)
+    details: dict[str, Condition] = {"iterations": took.iterations, "runs": took.runs}
+    return Reading(metric, median(figures), conditions, figures, WORLD, details)
 
 
 NAME, NBYTES = "all_reduce", 8

@@ -89,11 +89,14 @@ class Collective:
         input_begin, output_begin = (0 if size == total else begin for size in (input, output))
         return whole[input_begin:][:input], whole[output_begin:][:output]
 
-    def zeros(self, rank: Rank, nbytes: int) -> tuple[Tensor, Tensor]:
-        """This rank's input and output of float32 for about S = `nbytes`, as what is timed has them."""
-        empty = partial(torch.zeros, device=rank.device)
-        total = self.total(max(1, nbytes // 4), rank.size)
-        return self.buffers(total, rank.size, rank.index, self.timed_in_place, empty)
+    def zeros(self, rank: Rank, nbytes: int, in_place: bool | None = None) -> tuple[Tensor, Tensor]:
+        """This rank's input and output of float32 for about S = `nbytes`, `in_place` if that is how it is measured."""
+        n, count = rank.size, max(1, nbytes // 4)
+        if self.in_parts:
+            # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
+            count = count // (4 * n) * 4 * n or count
+        in_place = self.timed_in_place if in_place is None else in_place
+        return self.buffers(self.total(count, n), n, rank.index, in_place, partial(torch.zeros, device=rank.device))
 
 
 def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: bool) -> list[dist.Work] | None:

@@ -20,12 +20,13 @@ from pytest_gpufleet.model.fault import Fault, Faults, expect_none
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.place import THIS_NODE, Pair, Where
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.links.pairs import IndexPair, rounds
+from pytest_gpufleet.probes.links.copies import IndexPair, rounds
 from pytest_gpufleet.probes.timing import synchronize
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank, alone
 from pytest_gpufleet.world.world import World
 
+NVLINK = "NVLink"  # among the names of ports
 SECONDS = 120.0
 PAIR_SECONDS = 30.0  # with the start of NCCL, which took 3 s on eight H200
 Sizes = Mapping[str, Sequence[int]]  # S in bytes, by collective
@@ -110,7 +111,7 @@ def _meet(rank: Rank, folder: str, pairs: Sequence[IndexPair]) -> None:
 
 
 def _exchanged(rank: Rank, file: Path, sizes: Sizes) -> tuple[str, Beside]:
-    nvlink, ports = _nvlink(rank), _ports()
+    before = _counters(rank)
     for name, nbytes in ((name, nbytes) for name, each in sizes.items() for nbytes in each):
         with rank.phase(f"{name} {nbytes:,} bytes"):
             input, output = COLLECTIVES[name].zeros(rank, nbytes)
@@ -121,26 +122,20 @@ def _exchanged(rank: Rank, file: Path, sizes: Sizes) -> tuple[str, Beside]:
         text += own.read_text(errors="replace")
         own.unlink()
     asked = {name: value for each in ASKED.values() for name in each if (value := steering().get(name))}
-    grown = {port: _grown(ports.get(port), now) for port, now in _ports().items()}
-    return text, Beside(asked, _grown(nvlink, _nvlink(rank)), grown)
+    # None of a counter that has never counted.
+    grown = {port: now - before[port] if now and port in before else None for port, now in _counters(rank).items()}
+    return text, Beside(asked, grown.pop(NVLINK, None), grown)
 
 
-def _grown(before: int | None, now: int | None) -> int | None:
-    """None of a counter that has never counted."""
-    return now - before if now and before is not None else None
-
-
-def _nvlink(rank: Rank) -> int | None:
-    if rank.gpu is None:
-        return None
-    with suppress(nvml.NoGpus), nvml.of_gpu(rank.gpu) as driver:
-        return value if isinstance(value := driver.ask(0, "nvlink_kib"), int) else None
-    return None
-
-
-def _ports() -> dict[str, int]:
-    """Bytes of each active InfiniBand and RoCE port of this node that may be its GPUs'."""
+def _counters(rank: Rank) -> dict[str, int]:
+    """KiB over the NVLinks of this rank's GPU, where it counts them, and bytes of each active InfiniBand and RoCE port
+    of this node that may be its GPUs'."""
+    found = {}
+    if rank.gpu is not None:
+        with suppress(nvml.NoGpus), nvml.of_gpu(rank.gpu) as driver:
+            if isinstance(nvlink := driver.ask(0, "nvlink_kib"), int):
+                found[NVLINK] = nvlink
     with suppress(Unreadable):
         there = network_ports.of_gpus(network_ports.read(), ())
-        return {port.port: sum(network_ports.carried(port.port) or ()) for port in there}
-    return {}
+        found.update({port.port: sum(network_ports.carried(port.port) or ()) for port in there})
+    return found

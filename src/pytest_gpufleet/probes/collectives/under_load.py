@@ -55,6 +55,11 @@ class _Work:
             marks.append(timing.mark(self.stream))
         return marks
 
+    def seconds(self, rank: Rank, count: int) -> float:
+        """Of one operation, of `count` in a row."""
+        with torch.cuda.stream(self.stream):
+            return timing.seconds(rank, self.launch, count)
+
 
 @returns_memory
 def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Reading]:
@@ -74,13 +79,17 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
         "method": SHARED_SPAN,
     }  # fmt: skip
     of_matmul, of_reduction = zip(*samples, strict=True)
+
+    def means(samples: Sequence[Times], text: Callable[[float], str]) -> dict[str, Condition]:
+        alone, together = map(fmean, zip(*samples, strict=True))
+        return {"alone": text(alone), "together": text(together)}
+
     flop = 2 * math.prod(shape)
-    rates = _means(of_matmul, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
-    times = _means(of_reduction, ms)
+    rates = means(of_matmul, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
     kept = [tuple(alone / beside for alone, beside in each) for each in (of_matmul, of_reduction)]
     return [
         Reading("product_retention", median(kept[0]), conditions, kept[0], None, rates, watch.state),
-        Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, times),
+        Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, means(of_reduction, ms)),
     ]
 
 
@@ -97,26 +106,15 @@ def _reduction(rank: Rank, nbytes: int) -> Callable[[], object]:
     return reduce
 
 
-def _means(samples: Sequence[Times], text: Callable[[float], str]) -> dict[str, Condition]:
-    alone, together = map(fmean, zip(*samples, strict=True))
-    return {"alone": text(alone), "together": text(together)}
-
-
-def _alone(rank: Rank, work: _Work, count: int) -> float:
-    """Seconds of one operation, of `count` in a row."""
-    with torch.cuda.stream(work.stream):
-        return timing.seconds(rank, work.launch, count)
-
-
 def _count(rank: Rank, work: _Work, seconds: float) -> int:
     """How many of them take so many seconds, as the slowest rank would have it."""
-    _alone(rank, work, 1)  # connects the ranks and loads the kernels
-    return timing.agree(rank, max(LEAST, math.ceil(seconds / _alone(rank, work, LEAST))))
+    work.seconds(rank, 1)  # connects the ranks and loads the kernels
+    return timing.agree(rank, max(LEAST, math.ceil(seconds / work.seconds(rank, LEAST))))
 
 
 def _sample(rank: Rank, works: Sequence[_Work], counts: Sequence[int]) -> list[Times]:
     """Of each work the seconds of one operation, alone and beside the other work."""
-    alone = [_alone(rank, work, count) for work, count in zip(works, counts, strict=True)]
+    alone = [work.seconds(rank, count) for work, count in zip(works, counts, strict=True)]
     timing.line_up(rank)
     origin = timing.mark(timing.current_stream(rank.device))
     # The one that takes fewer launches for the same time first: the other has still most of its time to go then.

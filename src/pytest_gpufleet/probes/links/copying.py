@@ -117,9 +117,9 @@ class StartingLine:
         self._memory = HostCopier()
         self.offer = self._memory.offer(self._memory.device_memory(ranks * WORD_BYTES))
 
-    def draw(self, me: int, offers: Iterable[Offer]) -> None:
-        """Learn the number of this rank, and where the lines of all ranks are."""
-        self._me, self._lines = me, [self._memory.mapped(each).numpy() for each in offers]
+    def draw(self, me: int, offers: Iterable[Sequence[Offer]]) -> None:
+        """Learn the number of this rank, and where the lines of all ranks are, by what each got of `prepare`."""
+        self._me, self._lines = me, [self._memory.mapped(line).numpy() for *_, line in offers]
 
     def meet(self, others: Collection[int]) -> None:
         """Go on when each of these ranks has come here to meet this one: to within about 0.1 ms at the same time."""
@@ -173,13 +173,11 @@ def _driver() -> ctypes.CDLL:
 def call(name: str, *arguments: Any) -> None:
     """Call a function of the driver by its name. RuntimeError, which says what it means, if it fails."""
     if status := getattr(_driver(), name)(*arguments):
-        raise RuntimeError(f"{name}: {_text('cuGetErrorName', status)} ({status}): {_text('cuGetErrorString', status)}")
-
-
-def _text(function: str, status: int) -> str:
-    text = c_char_p()
-    getattr(_driver(), function)(status, ctypes.byref(text))
-    return (text.value or b"unknown error").decode()
+        error, text = c_char_p(), c_char_p()
+        _driver().cuGetErrorName(status, ctypes.byref(error))
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        known = [(each.value or b"unknown error").decode() for each in (error, text)]
+        raise RuntimeError(f"{name}: {known[0]} ({status}): {known[1]}")
 
 
 def result_of(name: str, *arguments: Any) -> Any:
@@ -211,8 +209,7 @@ class CudaCopier:
             event.record(self._streams[0])  # which makes the event: not while the stream is held
         self._memory, self._reached = contextlib.ExitStack(), contextlib.ExitStack()  # what gives it back
         # Addresses on GPUs that this one cannot reach, with the contexts they are mapped in.
-        self._staged: dict[int, int | None] = {}
-        self._contexts: dict[int, int | None] = {}
+        self._staged: dict[int, int] = {}
 
     def device_memory(self, nbytes: int) -> Tensor:
         address = int(result_of("cuMemAlloc_v2", -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES))
@@ -250,21 +247,20 @@ class CudaCopier:
         if not self.reaches_directly(offer):
             # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if
             # this process has none there, which takes about 0.5 GB of that GPU.
-            if offer.device not in self._contexts:
-                self._contexts[offer.device] = result_of("cuDevicePrimaryCtxRetain", offer.device)
-                self._reached.callback(call, "cuDevicePrimaryCtxRelease_v2", offer.device)
-            context = self._contexts[offer.device]
+            context = result_of("cuDevicePrimaryCtxRetain", offer.device)
+            self._reached.callback(call, "cuDevicePrimaryCtxRelease_v2", offer.device)
         handle = IpcHandle.from_buffer_copy(offer.handle)
         with _current(context):
             address = int(result_of("cuIpcOpenMemHandle_v2", handle, LAZY_ENABLE_PEER_ACCESS))
-        self._reached.callback(self._close, address, context)
+
+        @self._reached.callback
+        def close() -> None:
+            with _current(context):
+                call("cuIpcCloseMemHandle", address)
+
         if context is not None:
             self._staged[address] = context
         return address
-
-    def _close(self, address: int, context: int | None) -> None:
-        with _current(context):
-            call("cuIpcCloseMemHandle", address)
 
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
         (copy, *others), first = copies, self._streams[0]
@@ -289,7 +285,7 @@ class CudaCopier:
 
     def leave(self) -> None:
         self._reached.close()
-        self._staged, self._contexts = {}, {}
+        self._staged.clear()
 
     def free(self) -> None:
         self._memory.close()
@@ -374,15 +370,16 @@ class Ends:
 ENDS = "the ends of links"  # of a rank, which it keeps from `prepare` to `free`
 
 
-def prepare(rank: Rank, nbytes: int, ways: Mapping[str, Sequence[str]]) -> Ends:
-    """`ways`: by name, where its source lies and where its sink, "device" or "host"."""
-    copier = HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
+def prepare(rank: Rank, nbytes: int, ways: Mapping[str, Sequence[str]], shared: str = "") -> list[Offer]:
+    """`ways`: by name, where its source lies and where its sink, "device" or "host". The offers of source and sink of
+    the `shared` way, and of the starting line."""
+    copier: Copier = HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
     memory = {"host": copier.host_memory, "device": copier.device_memory}
     ends = rank.kept[ENDS] = Ends(copier, {}, StartingLine(rank.size))
     for way, sides in ways.items():
         source, sink = (memory[side](nbytes) for side in sides)
         ends.ways[way] = fill(source, rank.index), sink.fill_(BLANK)
-    return ends
+    return [*map(copier.offer, ends.ways.get(shared, ())), ends.line.offer]
 
 
 def free(rank: Rank) -> None:

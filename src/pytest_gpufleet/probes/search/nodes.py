@@ -18,11 +18,11 @@ but slow ones looks like them.
 
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, combinations, islice
+from itertools import chain, combinations, islice, product
 from math import isnan
 from statistics import fmean, median
 
@@ -36,8 +36,8 @@ from pytest_gpufleet.model.metric import MiB, Size
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.between_nodes import EVERY_PAIR, Group, ranks_by_node
-from pytest_gpufleet.probes.links.pairs import IndexPair, some_rounds
-from pytest_gpufleet.probes.search.collective import deadline, failed, gigabytes
+from pytest_gpufleet.probes.links.copies import IndexPair, some_rounds
+from pytest_gpufleet.probes.search.collective import deadline, failed, span
 from pytest_gpufleet.probes.timing import synchronize
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.rank import Rank
@@ -45,65 +45,109 @@ from pytest_gpufleet.world.world import World
 
 # Figures of disjoint groups that are measured at the same time; higher is better, and those of one size are comparable.
 Measure = Callable[[Sequence[Group]], Sequence[float]]
+Hosts = Mapping[int, str]  # the names of nodes, by their numbers
 
 # Healthy pairs of 8x H100 reach 448 to 450 GB/s (oci-hpc): 0.2 % to either side of what is usual.
 NOISE = 0.02
 # Of what is usual: what reaches less is slow, as `node_group_busbw` and `rail_bandwidth` tolerate it. What loses half
 # as much is fine; what lies between is neither, or a partner that is nearly slow could make a healthy node look slow.
 SLOW = 0.90
+SLOW_CPU = 0.5  # of CPU ranks, whose machine does other things too
 PARTNERS = 2  # with which a node must be slow before it is named
 FIRST_ROUNDS = 3  # of pairs, if none were measured before: of an odd number each node rests in one at most
 MOST_CALLS = 16  # of `measure` after that. A single fault takes two to four of them, whatever the number of nodes
 MOST_ISLANDS = 4  # a network in more pieces is broken in a way that names nobody
+FEW = 4  # nodes of which halves are no groups
+SHOWN = 8  # numbers of nodes in a sentence
+
+unnamed = partial(Fault, "network_between_nodes_slow", ())
 
 
-@dataclass(frozen=True)
+@dataclass
 class Culprits:
-    nodes: tuple[int, ...]
-    links: tuple[IndexPair, ...]  # pairs of good nodes with a slow link
-    between: tuple[tuple[Group, Group], ...]  # islands with something slow between them
-    seen: Mapping[IndexPair, float]  # all figures of pairs, the worst of each
-    usual: float  # what they are held against
+    """Who makes pairs of nodes slow (`nodes`, `links` between good nodes, and something `between` islands of them);
+    what is known of pairs, and how to learn more. `seen`: all figures, the worst of each pair. `share`: of what is
+    usual; less is slow. `meet`: which two can be compared with others."""
+
+    everyone: Sequence[int]
+    measure: Measure
+    seen: dict[IndexPair, float]
+    share: float = SLOW
+    meet: Callable[[int, int], bool] = lambda a, b: True
+    calls: int = 0
+    nodes: tuple[int, ...] = ()
+    links: tuple[IndexPair, ...] = ()
+    between: tuple[tuple[Group, Group], ...] = ()
+
+    @property
+    def usual(self) -> float:
+        return _usual(self.seen.values())
+
+    @property
+    def slow(self) -> list[IndexPair]:
+        enough = self.share * self.usual
+        return [pair for pair in sorted(self.seen) if self.seen[pair] < enough]
+
+    def met(self) -> dict[int, set[int]]:
+        """With whom each node was measured."""
+        found = defaultdict[int, set[int]](set)
+        for a, b in self.seen:
+            found[a].add(b)
+            found[b].add(a)
+        return found
+
+    def look(self, pairs: Sequence[IndexPair]) -> dict[IndexPair, float]:
+        """Measure these at the same time; of a pair that was measured before the worse figure stays."""
+        figures = dict(zip(pairs, _figures(self.measure, pairs), strict=True))
+        self.calls += 1
+        self.seen.update({pair: min(figure, self.seen.get(pair, figure)) for pair, figure in figures.items()})
+        return figures
+
+    def islands(self) -> list[set[int]]:
+        """Nodes that are fine with each other, directly or by others; the largest first."""
+        found: list[set[int]] = []
+        enough = (1 + self.share) / 2 * self.usual
+        for pair in (pair for pair in sorted(self.seen) if self.seen[pair] >= enough):
+            touched = [island for island in found if island & {*pair}]
+            found = [island for island in found if island not in touched] + [set(pair).union(*touched)]
+        return sorted(found, key=lambda island: (-len(island), min(island)))
 
 
 def culprits(
     nodes: Sequence[int], measure: Measure, seen: Mapping[IndexPair, float] | None = None, share: float = SLOW,
     meet: Callable[[int, int], bool] = lambda a, b: True,
 ) -> Culprits:  # fmt: skip
-    """Who makes pairs of these nodes slow: what reaches less than this share of what is usual. `seen`: what pairs have
-    reached already; without it, some are measured. `meet`: which two can be compared with others."""
+    """Who makes pairs of these nodes slow. `seen`: what pairs have reached already; without it, some are measured."""
     known = {pair: 0.0 if isnan(figure) else figure for pair, figure in (seen or {}).items()}
-    search = _Search(sorted(nodes), measure, known, share, meet)
-    if not search.seen:
-        for pairs in some_rounds(search.nodes, 0, FIRST_ROUNDS):
-            search.look(pairs)
+    search = Culprits(sorted(nodes), measure, known, share, meet)
+    for pairs in () if known else some_rounds(nodes, 0, FIRST_ROUNDS):
+        search.look(pairs)
     most = search.calls + MOST_CALLS
     while search.slow and search.calls < most and (pairs := _to_meet(search)):
         search.look(pairs)
     islands, enough = search.islands(), share * search.usual
-    again = _in_turn(pair for pair in search.slow if any({*pair} <= island for island in islands))
     # What is slow once can be anything.
+    again = _in_turn(pair for pair in search.slow if any({*pair} <= island for island in islands))
     rounds = [search.look(pairs).items() for pairs in islice(again, most - search.calls)]
-    links = sorted(pair for figures in rounds for pair, figure in figures if figure < enough)
+    search.links = tuple(sorted(pair for figures in rounds for pair, figure in figures if figure < enough))
     few = sorted(islands, key=min) if len(islands) <= MOST_ISLANDS else []
     met, slow, good = search.met(), {*search.slow}, set[int]().union(*few)
-    slow_nodes, apart = [], []
-    for node in sorted({*search.nodes} - good):  # slow with two good partners, some of each island, fine with none
+    for node in sorted({*nodes} - good):  # slow with two good partners, some of each island, fine with none
         partners = met[node] & good
         enough_met = len(partners) >= PARTNERS and all(partners & island for island in few)
-        if enough_met and all(_pair(node, partner) in slow for partner in partners):
-            slow_nodes.append(node)
+        if enough_met and slow.issuperset(_pair(node, partner) for partner in partners):
+            search.nodes += (node,)
     for a, b in combinations(few, 2):  # slow with each other in two pairs that share nobody, and fine in none
         across = [_pair(node, partner) for node in sorted(a) for partner in sorted(met[node] & b)]
         if slow.issuperset(across) and len(_disjoint(across)) >= PARTNERS:
-            apart.append((tuple(sorted(a)), tuple(sorted(b))))
-    return Culprits(tuple(slow_nodes), tuple(links), tuple(apart), search.seen, search.usual)
+            search.between += ((tuple(sorted(a)), tuple(sorted(b))),)
+    return search
 
 
 def narrowed(group: Group, measure: Measure, share: float = SLOW) -> tuple[Group, ...]:
     """Where a group is slow of which every pair is fine: the part of it that is slow, the two halves between which it
     is, or nothing if no part of it is slower than another. Two or three calls for each time that it is halved."""
-    while len(group) >= 4:
+    while len(group) >= FEW:
         half = len(group) // 2
         for start in range(1 + len(group) % 2):  # of an odd number one is left out, first the last and then the first
             a, b = group[start : start + half], group[start + half : start + 2 * half]
@@ -121,80 +165,28 @@ def _figures(measure: Measure, groups: Sequence[Group]) -> list[float]:
     return [0.0 if isnan(figure) else figure for figure in measure(groups)]
 
 
-@dataclass
-class _Search:
-    """What is known of pairs, and how to learn more."""
-
-    nodes: Sequence[int]
-    measure: Measure
-    seen: dict[IndexPair, float]
-    share: float
-    meet: Callable[[int, int], bool]
-    calls: int = 0
-
-    @property
-    def usual(self) -> float:
-        return _usual(self.seen.values())
-
-    @property
-    def slow(self) -> list[IndexPair]:
-        enough = self.share * self.usual
-        return [pair for pair in sorted(self.seen) if self.seen[pair] < enough]
-
-    def met(self) -> dict[int, set[int]]:
-        """With whom each node was measured."""
-        found: dict[int, set[int]] = {node: set() for node in self.nodes}
-        for a, b in self.seen:
-            found[a].add(b)
-            found[b].add(a)
-        return found
-
-    def look(self, pairs: Sequence[IndexPair]) -> dict[IndexPair, float]:
-        """Measure these at the same time; of a pair that was measured before the worse figure stays."""
-        figures = dict(zip(pairs, _figures(self.measure, pairs), strict=True))
-        self.calls += 1
-        for pair, figure in figures.items():
-            self.seen[pair] = min(figure, self.seen.get(pair, figure))
-        return figures
-
-    def islands(self) -> list[set[int]]:
-        """Nodes that are fine with each other, directly or by others; the largest first."""
-        found: list[set[int]] = []
-        enough = (1 + self.share) / 2 * self.usual
-        for pair in (pair for pair in sorted(self.seen) if self.seen[pair] >= enough):
-            touched = [island for island in found if island & {*pair}]
-            found = [island for island in found if island not in touched] + [set(pair).union(*touched)]
-        return sorted(found, key=lambda island: (-len(island), min(island)))
-
-
 def _usual(figures: Iterable[float]) -> float:
     """The mean of the better half, as the verdict has it: a half that is slow cannot hide behind itself."""
     ranked = sorted(figures, reverse=True)
     return fmean(ranked[: max(1, len(ranked) // 2)]) if ranked else 0.0
 
 
-def _to_meet(search: _Search) -> list[IndexPair]:
+def _to_meet(search: Culprits) -> list[IndexPair]:
     """Pairs to be measured next, that share nobody: each island, and each node that is on none, with members of every
     other island, until it has met enough of them; then the nodes that are on none with each other, since they may be
     an island of their own."""
-    islands = search.islands()[:MOST_ISLANDS]
-    units = [*islands, *({node} for node in search.nodes if not any(node in island for island in islands))]
-    met = search.met()
-    taken: set[int] = set()
-    chosen = []
-    for island in islands:
-        for unit in units:
-            known = set[int]().union(*(met[node] for node in unit)) & island
-            if unit is island or len(known) >= PARTNERS:
-                continue
-            ours = sorted(unit - taken, key=lambda node: (len(met[node] & island), node))[:1]
-            theirs = [node for node in sorted(island - taken - known) if not ours or search.meet(ours[0], node)][:1]
-            chosen += [_pair(a, b) for a in ours for b in theirs]
-            taken |= {*ours, *theirs} if ours and theirs else set()
-    if chosen:
-        return chosen
-    outside = [node for unit in units if len(unit) == 1 for node in unit]
-    curious = [node for node in outside if len(met[node] & {*outside}) < FIRST_ROUNDS]
+    islands, met = search.islands()[:MOST_ISLANDS], search.met()
+    outside = [{node} for node in search.everyone if not any(node in island for island in islands)]
+    wanted = list[IndexPair]()
+    for island, unit in product(islands, [*islands, *outside]):
+        known = set[int]().union(*(met[node] for node in unit)) & island
+        if unit is not island and len(known) < PARTNERS:
+            some_of_it = sorted(unit, key=lambda node: (len(met[node] & island), node))[:PARTNERS]
+            wanted += [_pair(*both) for both in product(some_of_it, sorted(island - known)) if search.meet(*both)]
+    if wanted:
+        return _disjoint(wanted)
+    alone = set[int]().union(*outside)
+    curious = [node for node in sorted(alone) if len(met[node] & alone) < FIRST_ROUNDS]
     return _disjoint(pair for pair in combinations(curious, 2) if pair not in search.seen and search.meet(*pair))
 
 
@@ -219,12 +211,6 @@ def _in_turn(pairs: Iterable[IndexPair]) -> Iterator[list[IndexPair]]:
 
 def _pair(a: int, b: int) -> IndexPair:
     return min(a, b), max(a, b)
-
-
-Hosts = Mapping[int, str]  # the names of nodes, by their numbers
-SHOWN = 8  # numbers of nodes in a sentence
-FEW = 4  # nodes of which halves are no groups
-SLOW_CPU = 0.5  # of CPU ranks, whose machine does other things too
 
 
 def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: int) -> list[Fault]:
@@ -255,12 +241,12 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
             return named
         nodes = tuple(between_nodes.mixed(nodes, domains))
         names = [_nodes(part, world.hosts) for part in (narrowed(nodes, measure, share) if len(nodes) >= FEW else ())]
-        what = f"every pair is fine, and groups with {names[0]} are slow" if names else ""
-        if len(names) == 2:
-            what = f"{names[0]} and {names[1]} are fast by themselves, and groups of both are slow"
-        return [Fault("network_between_nodes_slow", (), what or f"no single node: {_pairs(found.seen.values())}")]
     except Exception as error:  # whatever it is, the miss comes first
-        return [Fault("network_between_nodes_slow", (), failed(error))]
+        return [unnamed(failed(error))]
+    if len(names) == 2:
+        return [unnamed(f"{names[0]} and {names[1]} are fast by themselves, and groups of both are slow")]
+    slow = f"every pair is fine, and groups with {names[0]} are slow" if names else ""
+    return [unnamed(slow or f"no single node: {_pairs(found.seen.values())}")]
 
 
 def among_nodes(
@@ -270,21 +256,19 @@ def among_nodes(
     """Who is slow, as faults, and what was found last. What nodes of an NVLink domain reach with each other is held
     against what those of all domains do, and pairs of two domains against such pairs."""
     at, home = partial(Place, kind="node"), {node: number for number, each in enumerate(domains) for node in each}
-    if not domains:
-        found = culprits(nodes, measure, seen, share)
-        return found, _named(found, "node_slow", at, hosts)
     figures = dict(seen)
-    for pairs in () if seen else between_nodes.meetings(nodes, domains, 0):
+    for pairs in between_nodes.meetings(nodes, domains, 0) if domains and not seen else ():
         figures.update(zip(pairs, measure(pairs), strict=True))
-    inside = {pair: figure for pair, figure in figures.items() if home[pair[0]] == home[pair[1]]}
+    figures = {pair: 0.0 if isnan(figure) else figure for pair, figure in figures.items()}
+    inside = {pair: figure for pair, figure in figures.items() if home.get(pair[0]) == home.get(pair[1])}
     usual, faults = _usual(inside.values()), list[Fault]()
-    found = Culprits((), (), (), figures, usual)
-    for members in domains:
+    found = Culprits(nodes, measure, figures)
+    for members in domains or [nodes]:
         own = {pair: figure for pair, figure in inside.items() if pair[0] in members}
-        if own and median(own.values()) < share * usual:
-            what = f"pairs of its {len(members)} nodes reach {gigabytes(own.values())}; {gigabytes([usual])} is usual"
+        if domains and own and median(own.values()) < share * usual:
+            what = f"pairs of its {len(members)} nodes reach {span(own.values())}; {span([usual])} is usual"
             faults.append(Fault("nvlink_domain_slow", (Place(min(members), "domain"),), what))
-        elif own:
+        elif own or not domains:
             found = culprits([node for node in members if node in nodes], measure, own, share)
             faults += _named(found, "node_slow", at, hosts)
     if across := {pair: figure for pair, figure in figures.items() if pair not in inside}:
@@ -312,14 +296,12 @@ def slow_rails(
     rails: between_nodes.Rails, hosts: Hosts, measure: Callable[[int, Sequence[Group]], Sequence[float]],
     share: float = SLOW,
 ) -> list[Fault]:  # fmt: skip
-    found: dict[int, Culprits] = {}
     try:
-        for rail, seen in rails.pairs.items():
-            found[rail] = culprits([*hosts], partial(measure, rail), seen, share)
+        found = {rail: culprits([*hosts], partial(measure, rail), seen, share) for rail, seen in rails.pairs.items()}
     except Exception as error:
-        return [Fault("network_between_nodes_slow", (), failed(error))]
+        return [unnamed(failed(error))]
     none = f"no single rail: {_pairs(figure for each in found.values() for figure in each.seen.values())}"
-    return of_rails(found, hosts, share) or [Fault("network_between_nodes_slow", (), none)]
+    return of_rails(found, hosts, share) or [unnamed(none)]
 
 
 def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -> list[Fault]:
@@ -331,8 +313,8 @@ def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -
     best = max(each.usual for each in found.values())
     for rail, each in found.items():
         if each.usual < share * best:
-            what = f"rail {rail} is slow on all nodes: {gigabytes([each.usual])} is usual there, {gigabytes([best])} on"
-            faults.append(Fault("network_between_nodes_slow", (), f"{what} another one"))
+            usual = f"{span([each.usual])} is usual there, {span([best])} on another one"
+            faults.append(unnamed(f"rail {rail} is slow on all nodes: {usual}"))
         for fault in _named(each, "rail_slow", partial(Place, kind="rail", index=rail), hosts):
             ends = {part.node for where in fault.subjects for part in where.parts}
             faults += [] if ends and ends <= whole else [fault]
@@ -340,19 +322,18 @@ def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -
 
 
 def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts) -> list[Fault]:
-    usual = f"{gigabytes([found.usual])} is usual"
+    usual = f"{span([found.usual])} is usual"
     slow = []
     for node in found.nodes:
         own = [figure for pair, figure in found.seen.items() if node in pair]
-        slow.append(Fault(code, (at(node),), f"with {len(own)} others it reaches {gigabytes(own)}; {usual}"))
+        slow.append(Fault(code, (at(node),), f"with {len(own)} others it reaches {span(own)}; {usual}"))
     for a, b in found.links:
-        what = f"they reach {gigabytes([found.seen[a, b]])} with each other, and more with others; {usual}"
+        what = f"they reach {span([found.seen[a, b]])} with each other, and more with others; {usual}"
         slow.append(Fault("node_link_slow", (Pair(at(a), at(b)),), what))
     for one, other in found.between:
         across = [found.seen[pair] for pair in found.seen if {*pair} & {*one} and {*pair} & {*other}]
         among = f"{_nodes(one, hosts)} and {_nodes(other, hosts)} are fast among themselves"
-        what = f"{among}, and reach {gigabytes(across)} with each other; {usual}"
-        slow.append(Fault("network_between_nodes_slow", (), what))
+        slow.append(unnamed(f"{among}, and reach {span(across)} with each other; {usual}"))
     return slow
 
 
@@ -361,8 +342,8 @@ def _pairs(figures: Iterable[float]) -> str:
     if not values:
         return "no two nodes have as many GPUs"
     if len(values) == 1:
-        return f"with two nodes it can be either, and they reach {gigabytes(values)}"
-    return f"{len(values)} pairs reach {gigabytes(values)}"
+        return f"with two nodes it can be either, and they reach {span(values)}"
+    return f"{len(values)} pairs reach {span(values)}"
 
 
 def _nodes(group: Group, hosts: Hosts) -> str:

@@ -1,7 +1,7 @@
-"""The links between GPUs: what each pair reaches, and whether data arrives unharmed.
+"""The links of GPUs, to the host and between each other: how fast copies are, and whether data arrives unharmed.
 
-The copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs that share no
-GPU copy at the same time: on 4x H200 each pair alone gave the same figures.
+Between GPUs the copies are those of nvbandwidth's device_to_device tests with copy engines. Behind an NVSwitch, pairs
+that share no GPU copy at the same time: on 4x H200 each pair alone gave the same figures.
 
 Both directions at once are two GPUs that write to each other: 2x H200 gave 391.8 + 391.9 GB/s, and nvbandwidth 391.9 +
 391.8 (driver 580.159.04, 2026-11-22). Reads in both directions are no measure of the link: from memory that CUDA IPC,
@@ -11,6 +11,7 @@ process.
 """
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -18,14 +19,16 @@ from typing import Literal
 
 import torch
 
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import LINED_UP, Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import MiB, metric_under
 from pytest_gpufleet.model.place import Pair, Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copy, Ends, Offer
 from pytest_gpufleet.probes.measure import together, watched
+from pytest_gpufleet.probes.timing import read_under_load
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
@@ -39,6 +42,20 @@ Sampling = Literal["bandwidth", "lasting", "latency", "once"]
 SMALL_BYTES = 16
 SMALL_COPIES = 100
 PAIR = "device to device"
+
+HostDirection = Literal["host to device", "device to host", "both"]
+ONE_WAY: tuple[HostDirection, ...] = ("host to device", "device to host")
+BACK: dict[HostDirection, HostDirection] = dict(zip(ONE_WAY, reversed(ONE_WAY), strict=True))
+WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
+
+COPIES = 20
+SPEED_UP_SECONDS = 2.0
+# A way that has rested is slow at first: of two healthy H200 in a virtual machine one reached half its bandwidth for up
+# to 0.5 s, at its full PCIe generation by NVML. Once for all directions of a GPU.
+LEAD_IN_SECONDS = 1.0
+# Of a second measurement, which are as long as those of all together: others use the memory and the links of the host
+# for tenths of a second, and neither the fastest nor the median is to be theirs.
+SAMPLES_AGAIN = 9
 
 
 def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection, nbytes: int) -> Copied:
@@ -71,6 +88,67 @@ def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
     return _copied(world, topology, "pair_bandwidth", {}, nbytes, at_once, "once", lined_up=True).faults
 
 
+def host_bandwidth(
+    world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int, again: bool = False
+) -> dict[HostDirection, Copied]:
+    """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
+
+    "both" gives a figure for each direction while the other one is busy: it has twice as much to copy, so what is timed
+    is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time. GPUs are held against
+    their peers where they copy alone and in one direction, and where all copy against those at the same NUMA node:
+    otherwise some share a path to the host. The directions of a GPU follow each other: between them it rests only while
+    what arrived is compared. Measured `again` there are more samples and longer ones.
+    """
+    groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
+    offers = world.run(copying.prepare, nbytes, {way: way.split(" to ") for way in ONE_WAY})
+    work = watched(_copy_to_host)
+    by_rank = [each for group in groups for each in group.run(work, directions, at_once == "all", offers, again)]
+    world.run(copying.free)
+    # Of a link that copies alone the fastest sample, as of STREAM: whatever else uses the host only takes from it. On a
+    # virtual machine with two H100 samples were 32 to 55 GB/s, the medians of nine up to 5 % apart (2026-11-28).
+    fastest, details = median if at_once == "all" else max, {"bytes": nbytes}
+    copied = {}
+    for direction in directions:
+        measurements = []
+        for way in WAYS[direction]:
+            conditions: dict[str, Condition] = {
+                "direction": f"{way} both ways" if direction == "both" else way, "at_once": at_once,
+                **({"method": LINED_UP} if at_once == "all" else {}),
+            }  # fmt: skip
+            metric = metric_under("host_bandwidth", conditions)
+            of_rank = [
+                [Reading(metric, fastest(each := crossed[direction][0][way]), conditions, each, None, details, state)]
+                for crossed, state in by_rank
+            ]
+            measurements += together(world, of_rank)
+        faults = world.faults("link_data_error", [crossed[direction][1] for crossed, _ in by_rank])
+        copied[direction] = Copied(measurements, faults)
+    return copied
+
+
+def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
+    """The highest generation at which this GPU's PCIe link was seen to run while copies are under way, and the highest
+    it can; None where NVML does not know. A link that rests takes a moment to speed up."""
+    here = torch.empty(64 * MiB, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(here, device=rank.device, pin_memory=False)
+
+    def copy() -> None:
+        for _ in range(COPIES):
+            there.copy_(here, non_blocking=True)
+
+    seen = best = 0
+    for now, most in read_under_load(rank, copy, ("pcie_generation", "pcie_generation_max"), SPEED_UP_SECONDS):
+        if now is None or most is None:
+            return None
+        seen, best = max(seen, now), most
+        if seen >= best:
+            break
+    return seen, best
+
+
+# ---------------------------------------------------------------- who meets whom
+
+
 def rounds(n: int) -> list[list[IndexPair]]:
     """Every pair of n once, in as few rounds as there can be (a round robin). Of an odd number one rests in each."""
     ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
@@ -101,34 +179,26 @@ def schedule(n: int, topology: GpuTopology) -> list[list[IndexPair]]:
 
 def _each_pair(n: int, topology: GpuTopology, both_ways: bool = False) -> list[list[IndexPair]]:
     """The same in both directions, one after the other or at once."""
-    found = []
-    for pairs in schedule(n, topology):
-        back = [(j, i) for i, j in pairs]
-        found += [pairs + back] if both_ways else [pairs, back]
-    return found
+    both = [(pairs, [(j, i) for i, j in pairs]) for pairs in schedule(n, topology)]
+    return [[*there, *back] for there, back in both] if both_ways else [pairs for each in both for pairs in each]
+
+
+# ---------------------------------------------------------------- pairs of ranks
 
 
 def _copied(
-    world: World,
-    topology: GpuTopology,
-    metric: str,
-    conditions: Mapping[str, Condition],
-    nbytes: int,
-    groups: Sequence[Sequence[IndexPair]],
-    sampling: Sampling,
-    writes: bool = False,
-    lined_up: bool = False,
-) -> Copied:
+    world: World, topology: GpuTopology, metric: str, conditions: Mapping[str, Condition], nbytes: int,
+    groups: Sequence[Sequence[IndexPair]], sampling: Sampling, writes: bool = False, lined_up: bool = False,
+) -> Copied:  # fmt: skip
     """Copy between the pairs of each group at once: figures by `sampling`, and faults of the data. The
     first GPU of a pair reads from the memory of the other one, or `writes` to it. `lined_up`: those that copy to each
     other, directly or round a ring, begin together. Pairs with another kind of link have another condition."""
     by_rank, faults = [list[Reading]() for _ in range(world.size)], list[Fault]()
-    direct = world.run(_reach, world.run(_prepare, nbytes))
+    direct = world.run(_reach, world.run(copying.prepare, nbytes, {PAIR: ("device", "device")}, PAIR))
     for at_once in groups:
         found = world.run(watched(_copy), dict(at_once), sampling, writes, lined_up)
         # Whose memory has been copied to, and from whose.
-        filled = dict((j, i) if writes else (i, j) for i, j in at_once)
-        differences = world.run(_difference, filled)
+        differences = world.run(_difference, dict((j, i) if writes else (i, j) for i, j in at_once))
         for i, j in at_once:
             where = Pair(world.places[i], world.places[j])
             if text := differences[j if writes else i]:
@@ -152,19 +222,10 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condit
     return {"link": "NVLink", **({"links": topology.nvlinks(where)} if topology.fabric == "nvlink" else {})}
 
 
-# ---------------------------------------------------------------- on ranks
-
-
-def _prepare(rank: Rank, nbytes: int) -> list[Offer]:
-    """The offers of this rank's source, sink and starting line."""
-    ends = copying.prepare(rank, nbytes, {PAIR: ("device", "device")})
-    return [*map(ends.copier.offer, ends.ways[PAIR]), ends.line.offer]
-
-
 def _reach(rank: Rank, offers: list[list[Offer]]) -> list[bool]:
     """Reach the memory of all others; for each, whether this is possible without a way through host memory."""
     ends: Ends = rank.kept[copying.ENDS]
-    ends.line.draw(rank.index, [line for *_, line in offers])
+    ends.line.draw(rank.index, offers)
     for index, (source, sink, _) in enumerate(offers):
         if index != rank.index:
             with rank.phase(f"reach the memory of rank {index}"):
@@ -202,3 +263,41 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
 
 def _leave(rank: Rank) -> None:
     rank.kept[copying.ENDS].copier.leave()
+
+
+# ---------------------------------------------------------------- a rank and the host
+
+
+def _copy_to_host(
+    rank: Rank, directions: Sequence[HostDirection], at_once: bool, offers: list[list[Offer]], again: bool
+) -> dict[HostDirection, tuple[dict[HostDirection, Samples], str]]:
+    """By direction the samples in GB/s of each way, while this rank's others are busy, and what did not arrive; "" if
+    all did."""
+    ends: Ends = rank.kept[copying.ENDS]
+
+    def copies(ways: Sequence[HostDirection]) -> list[Copy]:
+        both = map(ends.ways.__getitem__, ways)
+        return [Copy(sink.data_ptr(), source.data_ptr(), sink.nbytes) for source, sink in both]
+
+    if at_once:
+        ends.line.draw(rank.index, offers)
+    if rank.gpu is not None:
+        until = time.monotonic() + LEAD_IN_SECONDS
+        with rank.phase("copies between host and device: the first ones"):
+            while time.monotonic() < until:
+                ends.copier.seconds(copies(ONE_WAY), 0, copying.WARM_UP)  # both ways, so that neither has rested
+    lasting = copying.LASTING[rank.device.type] if at_once or again else 0.0
+    everyone = partial(ends.line.meet, [other for other in range(rank.size) if other != rank.index])
+    count, found = SAMPLES_AGAIN if again else copying.SAMPLES, {}
+    for direction in directions:
+        ways, samples = WAYS[direction], {}
+        for way in ways:
+            ends.ways[way][1].fill_(copying.BLANK)
+        for way in ways:
+            with rank.phase(f"copies between host and device: {way}"):
+                one_first = copies([way, *(other for other in ways if other != way)])
+                samples[way] = copying.bandwidth(ends.copier, one_first, everyone if at_once else None, lasting, count)
+        # What lies on the side of a sink was filled alike.
+        texts = (copying.difference(ends.ways[way][1], ends.ways[BACK[way]][0]) for way in ways)
+        found[direction] = samples, "; ".join(filter(None, texts))
+    return found
