@@ -45,6 +45,6 @@ def test_drive_gives_back_what_is_written(disk_folder: Path | None, judge: Judge
     rates, for many threads on an empty drive. One far slower than another of its kind: look at its PCIe link and
     temperature. Name a folder on each drive in turn to test them all. It needs fio, and room for 2 GiB.
     """
-    found = read_drive(disk_folder)
-    judge(*found.figures, required=False)
-    expect_none(found.faults)
+    faults, figures = read_drive(disk_folder)
+    judge(*figures, required=False)
+    expect_none(faults)

@@ -199,9 +199,10 @@ def test_products_repeat_bit_for_bit(
     confidence, events are rarer than one per that many GPU-seconds. One wrong bit means that this GPU corrupts results
     without any error message. Replace the named GPU.
     """
-    unlike = corruption.dissenters(world, [each.compared for each in soaked(precision)])
-    wrong = world.faults("matmul_wrong", [unlike.get(index, "") for index in range(world.size)])
+    soaked(precision)
+    wrong: list[Fault] = []
     for turn in turns[precision]:
+        wrong += world.faults("matmul_wrong", corruption.dissenters(world, [each.compared for each in turn]))
         wrong += world.faults("matmul_nondeterministic", [each.compared.trouble for each in turn])
     expect_none(wrong)
     every = [each for turn in turns[precision] for each in turn]

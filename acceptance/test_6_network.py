@@ -164,4 +164,4 @@ def test_gpus_reach_each_other_through_each_adapter(machine: LiveMachine, world:
     uncounted = dict.fromkeys(found.unseen if found.alone else (), "its counters did not grow by what was sent")
     expect_none(rdma.adapters_that_fail({**found.failed, **uncounted}))
     if not found.alone:
-        not_applicable(f"the counters of {', '.join(found.unseen)} did not grow by what was sent: nobody knows its way")
+        not_judged(f"the counters of {', '.join(found.unseen)} did not grow by what was sent: nobody knows its way")

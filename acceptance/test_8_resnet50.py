@@ -246,10 +246,10 @@ def _scaling(
     fewer than all."""
     size = nccl_group.size
     if size == 1:
-        one, *details = measure_all(nccl_group, train_throughput, recipe, resnet, busy=True)
+        one, *details = measure_all(nccl_group, train_throughput, recipe, resnet, closely=True)
         return [one], details
     # All first: then every rank has tried cuDNN's algorithms at the same time.
-    every, *details = measure_all(nccl_group, train_throughput, recipe, resnet, communication=True, busy=True)
+    every, *details = measure_all(nccl_group, train_throughput, recipe, resnet, closely=True)
     each_alone = alone(recipe, again)
     counts = [count for count in some_gpus if count < size]
     some = [measure(nccl_group.subset(range(count)), train_throughput, recipe, resnet) for count in counts]

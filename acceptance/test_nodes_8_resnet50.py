@@ -39,7 +39,7 @@ def test_throughput_over_nodes(nccl_group: World, judge: Judge) -> None:
 
     def measured() -> list[Measurement]:
         alone = measure(nccl_group, train_throughput, RECIPE, WORK, together=False)
-        every, share = measure_all(nodes, train_throughput, RECIPE, WORK, communication=True)
+        every, share, *_ = measure_all(nodes, train_throughput, RECIPE, WORK, closely=True)
         together = [*(measure(some, train_throughput, RECIPE, WORK) for some in fewer), every]
         # Some nodes are not always the first ones: those of an NVLink domain come before others.
         own = [replace(alone, values={at: alone.values[at] for at in some.places}) for some in (*fewer, nodes)]

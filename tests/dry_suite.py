@@ -41,7 +41,7 @@ FOR_INFORMATION = (
 STATE = GpuState(60.0, 1500.0, 700.0)
 WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda _: False, state_since=lambda _: STATE)
 SAMPLES = (1.0, 1.0, 1.0)
-LAP = loop.Lap(1.0, (1.0,), 1.0, 1.0)
+LAP = loop.Lap((1.0,), 1.0)
 
 
 def giving(value):
@@ -102,24 +102,25 @@ WORK = [
     (rate, {"parts": giving(SAMPLES), "calls_in": nothing}),
     (measure, {"Watch": giving(nullcontext(WATCHED))}),
     (rate, {"Watch": giving(nullcontext(WATCHED))}),
-    (corruption, {"Matmuls": giving(SOAKED), "dissenters": giving({})}),
+    (corruption, {"Matmuls": giving(SOAKED), "dissenters": lambda world, every: [""] * world.size}),
     (corruption, {"stays_exact": giving(corruption.Kept(1, "", 1.0, 1))}),
     (corruption, {"Watch": giving(nullcontext(WATCHED))}),
     (copies, {"_copy_to_host": crossed, "_copy": giving(SAMPLES), "_difference": giving(""), "_leave": nothing}),
     (copies, {"_reach": lambda rank, offers: [True] * rank.size}),
     (copying, {"prepare": nothing, "free": nothing}),
-    (loop, {"_laps": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES), [])), "record_losses": nothing}),
-    (loop, {"release": nothing, "_details": giving({}), "everyones": alike}),
+    (loop, {"sampled": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES))), "record_losses": nothing}),
+    (loop, {"release": nothing, "details": lambda *_: {}, "everyones": alike}),
+    (loop, {"steps_of": giving((nothing, nothing))}),
     (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(LAP)}),
     (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),
     (sweep, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
     (sweep, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
     (loader, {"write_photos": nothing, "worker_count": giving(8)}),
-    (loader, {"normalised": nothing, "photo_loader": nothing, "everyones": alike, "closing": nullcontext}),
+    (loader, {"normalised": nothing, "photo_loader": nothing, "closing": nullcontext}),
     (transformer, {"transformer": giving(SimpleNamespace(blocks=(), dtype=None)), "trainer": giving((nothing, None))}),
     (transformer, {"agree": lambda rank, number: number, "sequences": nothing, "Watch": giving(nullcontext(WATCHED))}),
     (endurance, {"_turn": giving(endurance.Turn(1.0, "", STATE, COMPARED)), "put_away": nothing}),
-    (endurance, {"_prepare_steps": giving((None, 0.0)), "_step_turn": stepped}),
+    (endurance, {"_prepare_steps": giving((COMPARED, 0.0)), "_step_turn": stepped}),
     (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
     (inference, {"_timed": giving((SAMPLES, [])), "everyones": lambda rank, values: [values]}),
     (inference, {"Watch": giving(nullcontext(WATCHED))}),

@@ -27,10 +27,10 @@ FOLDER = "--fleet-dir=runs"
 def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
     run = planted(FAULT, "one bit", BURN_IN, "--rehearse", "--fleet-burn-in=60s")
     assert run.status == 1
-    message = run.check("test_burn_in").message
-    assert "burn-in, matrix products:\nrank 1 of 2, CPU: wrong elements: 1, in " in message
-    assert "rank 0 of 2" not in message
-    assert "row 5, column 9 is 0x" in message
+    (fault,) = run.record.faults
+    assert (fault.name, [*map(str, fault.subjects)]) == ("matmul_nondeterministic", ["cpu1"])
+    assert fault.what.startswith("wrong elements: 1, in ")
+    assert "row 5, column 9 is 0x" in fault.what
 
 
 def on_a_terminal(folder, lasts, *options, ctrl_c_at=None):

@@ -125,7 +125,7 @@ def test_adapters_that_carry_what_gpus_send_and_figures_that_nothing_proves(monk
     outcome = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, failed={"mlx5_1/1": "rank 3 died"})
     assert [fault.name for fault in outcome.faults] == ["network_adapter_fails"]
     outcome = through_adapters(monkeypatch, unseen=["mlx5_0/1", "mlx5_1/1"])
-    assert (outcome.what, "mlx5_1/1" in outcome.message) == ("not applicable", True)
+    assert (outcome.what, "mlx5_1/1" in outcome.message) == ("skipped", True)
     (fault,) = through_adapters(monkeypatch, alone={"mlx5_0/1": (46.0,)}, unseen=["mlx5_1/1"]).faults
     assert (fault.name, fault.what.partition(":")[0]) == ("network_adapter_fails", "mlx5_1/1")
 

@@ -44,8 +44,8 @@ def process(rank):
 def learn(rank, recipe):
     """The losses of training on one batch, and where the ranks' networks differ after it."""
     what = plan(recipe, SMALL, rank.device)
-    with loop.precision(what.recipe):
-        if what.recipe.graph:
+    with loop.precision(what):
+        if what.graph:
             network = loop.network(what, rank.device)
             step, _ = cuda_graph.steps(rank, network, what, *loop.synthetic_batch(rank, what), together=True)
         else:
@@ -83,7 +83,7 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     asked = Workload(batch=256, warm_up=10, steps=10)
     (amp,) = measure_all(group, loop.train_throughput, "amp", asked)
     before = group.run(free)
-    fast, share, busy = measure_all(group, loop.train_throughput, "peak", asked, communication=True, busy=True)
+    fast, share, busy = measure_all(group, loop.train_throughput, "peak", asked, closely=True)
     after = group.run(free)
     assert fast.values[WORLD] > amp.values[WORLD]
     assert share.values[WORLD] < 0.2

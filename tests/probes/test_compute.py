@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_gpufleet.model.measurement import GpuState, Reading
 from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock
 from pytest_gpufleet.verdict.judgement import judge
 from tests.boards import BOARDS
@@ -75,6 +77,12 @@ def test_of_two_ranks_that_disagree_neither_is_believed(planted):
     assert "nobody can say which is right" in message
 
 
+@pytest.mark.parametrize(("capability", "has"), [((8, 0), True), ((8, 9), False), ((99, 0), True)])
+def test_a_gpu_of_which_nobody_knows_that_it_has_no_fp64_is_tried(monkeypatch, capability, has):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert (rate.lacking("fp64", torch.device("cuda")) == "") is has
+
+
 USUAL, PINNED = (51.04, 1980.0), (50.2, 1947.0)  # TFLOP/s of an H200 and MHz; at a clock that is held 1.7 % lower
 FEWER = (50.27, 1980.0)  # without two of its 132 multiprocessors
 
@@ -82,8 +90,8 @@ FEWER = (50.27, 1980.0)  # without two of its 132 multiprocessors
 def at_full_clock(*each, capped=()):
     """What GPUs give, of which the power cap holds some."""
     readings = []
-    for index, (rate, clock) in enumerate(each):
-        reading = Reading("gemm_full_clock", rate, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0))
+    for index, (tflops, clock) in enumerate(each):
+        reading = Reading("gemm_full_clock", tflops, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0))
         readings.append((reading, index in capped))
     places = [gpu(index) for index in range(len(each))]
     return full_clock_rates(SimpleNamespace(run=lambda probe: readings, size=len(each), places=places))

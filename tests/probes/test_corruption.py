@@ -1,16 +1,23 @@
 """Silent data corruption in matmuls: planted at a rate, in one bit, in tiles and in places; and what is excluded."""
 
 import random
+import sys
+from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.fault import Faults
+from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.compute.corruption import ROUND, Amount, Compared, Matmuls, bound, dissents
+from pytest_gpufleet.world.world import World
+from tests.conftest import ACCEPTANCE
 
+sys.path.append(str(ACCEPTANCE))
 CPU = torch.device("cpu")
 
 
@@ -111,6 +118,25 @@ def test_the_bound_counts_what_was_compared_by_clock(kinds, alone):
     assert lower.startswith(f"1,200 MHz: {0.5 * many:,.1f} GPU-seconds, ")
     assert usual.startswith(f"1,400 to 1,410 MHz: {40 * many:,.1f} GPU-seconds, {4e-3 * many:.2f} PFLOP, ")
     assert higher.endswith(f" TB, 0 differences: less than one in {10 * many / 2.9957:,.3g} s at 95 %")
+
+
+def test_a_turn_of_the_soak_that_was_done_again_is_held_against_the_other_gpus_too(monkeypatch):
+    def turn(*hashes):
+        amounts = {0: Amount(1.0, ROUND)}
+        every = [Compared("A", "bf16", (1, 1, 1), "", 0, torch.tensor([each]), 2, amounts) for each in hashes]
+        return [SimpleNamespace(compared=each) for each in every]
+
+    def dissenters(world, every):
+        return ["other bits" if index in dissents(every) else "" for index in range(world.size)]
+
+    monkeypatch.setattr(corruption, "dissenters", dissenters)
+    world, turns = SimpleNamespace(size=3, places=[gpu(index) for index in range(3)]), [turn(1, 1, 1), turn(1, 2, 1)]
+    world.faults = partial(World.faults, world)
+    with pytest.raises(Faults) as found:
+        import_module("test_4_each_gpu").test_products_repeat_bit_for_bit(
+            world, None, lambda precision: turns[0], {"bf16": turns}, "bf16"
+        )
+    assert [(fault.name, fault.subjects) for fault in found.value.faults] == [("matmul_wrong", (gpu(1),))]
 
 
 def test_of_a_soak_all_is_compared_and_the_rate_is_of_its_end(two_ranks):

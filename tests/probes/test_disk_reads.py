@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.machine.tools import Unreadable, output
+from pytest_gpufleet.machine.tools import NoAnswer, Unreadable, output
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.probes import disk_reads
@@ -51,7 +51,7 @@ def giving(text):
     (printed(written=EIO), "drive_unreadable", "Input/output error"),
 ], ids=["changed", "changed, read at random", "not written"])  # fmt: skip
 def test_what_does_not_come_back(tmp_path, fio, text, code, words):
-    (fault, *more) = disk_reads.read_drive(tmp_path, MiB, giving(text)).faults
+    (fault, *more), _ = disk_reads.read_drive(tmp_path, MiB, giving(text))
     assert {each.name for each in (fault, *more)} == {code}
     assert words in fault.what
     assert str(tmp_path) in fault.what
@@ -65,32 +65,43 @@ def test_rates_have_their_conditions_and_the_file_room_and_no_name(tmp_path, fio
         seen.update(size=os.stat(file).st_size, names=os.listdir(tmp_path))
         return printed()
 
-    read = disk_reads.read_drive(tmp_path, MiB, run)
-    assert (read.faults, seen) == ((), {"size": MiB, "names": []})
-    in_order, at_random = read.figures
+    faults, (in_order, at_random) = disk_reads.read_drive(tmp_path, MiB, run)
+    assert (faults, seen) == ([], {"size": MiB, "names": []})
     assert (in_order.metric, dict(in_order.values)) == ("drive_bandwidth", {THIS_NODE: pytest.approx(0.633, rel=0.01)})
     assert in_order.conditions == {"bytes": MiB, "queue_depth": 32}
     assert (at_random.metric, dict(at_random.values)) == ("drive_iops", {THIS_NODE: pytest.approx(20737, rel=0.01)})
     assert at_random.conditions == {"bytes": 4096, "queue_depth": 32}
     assert at_random.details == {"folder": str(tmp_path), "99 % of reads took at most": "12.6 ms"}
-    unread = disk_reads.read_drive(tmp_path, MiB, giving(printed(random=EIO)))
-    assert [figure.metric for figure in unread.figures] == ["drive_bandwidth"]
+    _, (unread,) = disk_reads.read_drive(tmp_path, MiB, giving(printed(random=EIO)))
+    assert unread.metric == "drive_bandwidth"
 
 
-def no_answer(*command, **how):
-    raise Unreadable("fio failed with status 1")
+def ends_by(why):
+    def run(*command, **how):
+        raise why
+
+    return run
 
 
-@pytest.mark.parametrize(("folder", "nbytes", "run", "why"), [
-    (None, MiB, no_answer, "no folder for it was named: --fleet-disk-folder DIR"),
-    (Path("/nonexistent"), MiB, no_answer, "/nonexistent cannot be written"),
-    ("here", 1 << 60, no_answer, "the folder has less room"),
-    ("here", MiB, no_answer, "fio failed with status 1"),
-    ("here", MiB, giving("fio: unrecognized option"), "fio printed no JSON"),
+failed = ends_by(Unreadable("fio failed with status 1"))
+
+
+@pytest.mark.parametrize(("folder", "nbytes", "run", "end", "why"), [
+    (None, MiB, failed, NotApplicable, "no folder for it was named: --fleet-disk-folder DIR"),
+    (Path("/nonexistent"), MiB, failed, NotJudged, "/nonexistent cannot be written"),
+    ("here", 1 << 60, failed, NotJudged, "the folder has less room"),
+    ("here", MiB, failed, NotJudged, "fio failed with status 1"),
+    ("here", MiB, giving("fio: unrecognized option"), NotJudged, "fio printed no JSON"),
 ])  # fmt: skip
-def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, why):
-    with pytest.raises(NotApplicable, match=why):
+def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, end, why):
+    """A drive that somebody asked for and that was not tested leaves the verdict open."""
+    with pytest.raises(end, match=why):
         disk_reads.read_drive(tmp_path if folder == "here" else folder, nbytes, run)
+
+
+def test_a_drive_that_takes_for_ever_is_a_fault(tmp_path, fio):
+    (fault,), _ = disk_reads.read_drive(tmp_path, MiB, ends_by(NoAnswer("fio did not answer within 120 s")))
+    assert (fault.name, "within 120 s" in fault.what) == ("drive_unreadable", True)
 
 
 def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp_path, monkeypatch, fio):
@@ -101,7 +112,7 @@ def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp
         monkeypatch.setattr(disk_reads.tempfile, "TemporaryFile", file)
         return disk_reads.read_drive(tmp_path)
 
-    (fault,) = refused(EIO).faults
+    (fault,), _ = refused(EIO)
     assert (fault.name, fault.what.rpartition(": ")[2]) == ("drive_unreadable", "Input/output error")
     with pytest.raises(NotJudged, match="Read-only file system"):
         refused(EROFS)
@@ -117,7 +128,7 @@ def test_a_folder_in_memory_is_on_no_drive(monkeypatch):
     if disk_reads._file_system(os.stat("/dev/shm").st_dev) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
     with pytest.raises(NotApplicable, match="in memory"):
-        disk_reads.read_drive(Path("/dev/shm"), MiB, no_answer)
+        disk_reads.read_drive(Path("/dev/shm"), MiB, failed)
 
 
 @pytest.mark.skipif(disk_reads.shutil.which("fio") is None, reason="fio is not installed")
@@ -136,7 +147,7 @@ def test_fio_itself(tmp_path, changed):
                 written.write(b"others")
         return output(*command[:jobs], *command[begin:], **how)
 
-    found = disk_reads.read_drive(tmp_path, 4 * MiB, run)
-    assert {fault.name for fault in found.faults} == ({"drive_data_error"} if changed else set())
-    assert [figure.metric for figure in found.figures] == ["drive_bandwidth", "drive_iops"]
+    faults, figures = disk_reads.read_drive(tmp_path, 4 * MiB, run)
+    assert {fault.name for fault in faults} == ({"drive_data_error"} if changed else set())
+    assert [figure.metric for figure in figures] == ["drive_bandwidth", "drive_iops"]
     assert os.listdir(tmp_path) == []

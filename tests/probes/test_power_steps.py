@@ -1,5 +1,6 @@
 """Power steps: what their turns amount to, what ends them, and all of it on CPU ranks."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.probes.endurance import Step, StepTurn as Turn
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.world.world import World
 from tests.conftest import ACCEPTANCE
 from tests.machines import recorded
 
@@ -28,8 +30,9 @@ def a_world(gpus=TOPOLOGY.gpus, results=None):
     def run(function, *args):
         return next(results) if function.__name__ == "_step_turn" else None
 
-    places = [gpu.place for gpu in gpus]
-    return SimpleNamespace(gpus=gpus, places=places, size=len(gpus), run=run, name_of=lambda index: f"rank {index}")
+    world = SimpleNamespace(gpus=gpus, places=[gpu.place for gpu in gpus], size=len(gpus), run=run)
+    world.faults = partial(World.faults, world)
+    return world
 
 
 def worse(calls):
@@ -87,8 +90,11 @@ def test_a_fault_a_wrong_bit_or_a_gpu_that_becomes_slow_ends_the_steps_at_once()
         endurance.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
     assert calls == ["power steps at 0.1 Hz"]
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
-    with pytest.raises(AssertionError, match="rank 2: 1 of 160 matmuls"):
+    with pytest.raises(Faults) as found:
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)
+    assert [(fault.name, fault.subjects) for fault in found.value.faults] == [
+        ("matmul_nondeterministic", (place.gpu(2),))
+    ]
     results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
     figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values

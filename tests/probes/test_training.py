@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training import cuda_graph, loader, loop
 from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
 from pytest_gpufleet.probes.training.loader import bound
-from pytest_gpufleet.probes.training.loop import Lap, precision, utilization
+from pytest_gpufleet.probes.training.loop import precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, USUAL, Workload, plan
 from pytest_gpufleet.probes.training.sweep import full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
@@ -58,7 +58,7 @@ def few_steps(rank, name, *, alone=False):
 
 def accumulated_losses(rank, batches):
     training = plan("fp32", QUICK, rank.device)
-    with loop.precision(training.recipe):
+    with loop.precision(training):
         module = loop.module_of(rank, training)
         step, data = loop.eager(module, training, rank.device, batches=batches), loop.synthetic_batch(rank, training)
         step(*data)  # the first has one batch
@@ -96,7 +96,7 @@ def throughput(rank, slow, *args, **options):
 def test_a_slow_rank_is_named(two_ranks):
     alone = measure(two_ranks, throughput, [1], "amp", QUICK, together=False)
     assert alone.values[Place(0, "cpu", 1)] < alone.values[Place(0, "cpu", 0)]
-    together, _ = measure_all(two_ranks, throughput, [1], "amp", QUICK, communication=True)
+    together, *_ = measure_all(two_ranks, throughput, [1], "amp", QUICK, closely=True)
     assert together.details["slowest"].startswith("rank 1 with "), together.details
 
 
@@ -122,7 +122,7 @@ def test_ranks_that_train_alone_are_measured_at_the_same_time(two_ranks):
 
 @pytest.mark.parametrize("recipe", ["fp32", "peak"])
 def test_a_throughput_shows_that_the_network_learned_and_how_busy_each_rank_was(two_ranks, recipe):
-    learned, busy = measure_all(two_ranks, loop.train_throughput, recipe, QUICK, busy=True)
+    learned, _, busy = measure_all(two_ranks, loop.train_throughput, recipe, QUICK, closely=True)
     first, last = (float(text.split()[0]) for text in learned.details["loss"].split(", "))
     assert last < 0.9 * first, learned.details
     assert (busy.metric, list(busy.values)) == ("train_utilization", list(two_ranks.places))
@@ -135,7 +135,7 @@ def slow_network(rank, *args, **options):
 
 
 def test_communication_has_its_share(two_ranks):
-    _, share = measure_all(two_ranks, slow_network, "peak", replace(QUICK, steps=1), communication=True)
+    _, share, _ = measure_all(two_ranks, slow_network, "peak", replace(QUICK, steps=1), closely=True)
     assert 0.2 < share.values[WORLD] < 1.0, share
 
 
@@ -250,13 +250,9 @@ def test_of_a_gpu_it_is_what_nvml_reads(monkeypatch, unsupported, index, busy):
     machine = switched(8, unsupported=unsupported)
     monkeypatch.setitem(sys.modules, "pynvml", machine)
     gpu = Gpu(index, {"uuid": machine.cards[index].uuid})
-    assert utilization(SimpleNamespace(gpu=gpu), Lap(2.0, (1.0, 1.0), 0.1, 0.5)) == busy
+    assert utilization(SimpleNamespace(gpu=gpu), 0.5) == busy
     assert machine.sessions == 0
-
-
-@pytest.mark.parametrize(("computed", "share"), [(0.5, 0.25), (7.0, 1.0)])  # of several cores it is not more than all
-def test_of_a_cpu_rank_it_is_its_share_of_a_core(computed, share):
-    assert utilization(SimpleNamespace(gpu=None), Lap(2.0, (1.0, 1.0), 0.1, computed)) == share
+    assert [utilization(SimpleNamespace(gpu=None), used) for used in (0.25, 3.5)] == [0.25, 1.0]  # of a CPU rank
 
 
 # ---------------------------------------------------------------- what recipe peak needs of the host and of Triton

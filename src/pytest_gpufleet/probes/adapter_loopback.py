@@ -54,25 +54,25 @@ Turn = dict[int, str]  # which pair of ranks takes which port
 def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:
     """Send through each of these ports. Ranks are started afresh for it, a few times, since NCCL reads which adapter it
     may use once. The last of an odd number does nothing."""
-    found, nbytes = Loopback(), LOOPBACK_BYTES.on(world)
+    found = Loopback()
     for turn in turns(world, ports):
         with world.restarted(environments(world.size, turn)):
             for pair, name in turn.items():
-                _send(world, {pair: name}, nbytes, found.alone, found)
+                _send(world, {pair: name}, found.alone, found)
             here = {pair: name for pair, name in turn.items() if name in found.alone}
             if len(here) > 1:
-                _send(world, here, nbytes, found.at_once, found)
+                _send(world, here, found.at_once, found)
     return found
 
 
 def turns(world: World, ports: Sequence[Port]) -> list[Turn]:
     """Each port once, by pairs of ranks: the pair of the GPU that is next to it, or as ports follow each other."""
     pairs, near = world.size // 2, [gpu.get("network_adapters") or () for gpu in world.gpus]
-    of_pair: dict[int, list[str]] = {pair: [] for pair in range(pairs)}
+    of_pair: list[list[str]] = [[] for _ in range(pairs)]
     for number, port in enumerate(ports):
         next_to = [index // 2 for index, adapters in enumerate(near[: 2 * pairs]) if port.device in adapters]
         of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port.port)
-    columns = itertools.zip_longest(*of_pair.values())
+    columns = itertools.zip_longest(*of_pair)
     return [{pair: name for pair, name in enumerate(column) if name} for column in columns]
 
 
@@ -93,30 +93,28 @@ def adapter_bandwidth(
     details have their names. Ports are held against their rate, or, where all slots carry less, against that."""
     numbers = {port.port: number for number, port in enumerate(every)}
     by_place = {Place(0, "nic", numbers.get(name, number)): name for number, name in enumerate(figures)}
-    values: dict[Where, float] = {place: median(figures[name]) for place, name in by_place.items()}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
     rate = network_ports.line_rate([port for port in every if port.port in figures])
     conditions: dict[str, Condition] = {"method": method, "bytes": nbytes, "port_rate": rate}
-    names = {str(place): name for place, name in by_place.items()}
-    return Measurement("nic_bandwidth", values, conditions, samples, names)
+    values = {place: median(each) for place, each in samples.items()}
+    return Measurement("nic_bandwidth", values, conditions, samples, {str(at): name for at, name in by_place.items()})
 
 
-def _send(world: World, turn: Turn, nbytes: int, into: dict[str, tuple[float, ...]], found: Loopback) -> None:
+def _send(world: World, turn: Turn, into: dict[str, tuple[float, ...]], found: Loopback) -> None:
     """Have the pairs of this turn send at the same time, and keep what is proven."""
-    before = {name: network_ports.carried(name) for name in turn.values()}
+    before, nbytes = {name: network_ports.carried(name) for name in turn.values()}, LOOPBACK_BYTES.on(world)
     try:
         with TemporaryDirectory() as folder:
             answers = world.each([(2 * pair, 2 * pair + 1) for pair in turn], exchange, folder, nbytes, timeout=SECONDS)
     except RankFailure as failure:
-        why = str(failure).partition("\n")[0]
-        found.failed.update(dict.fromkeys(turn.values(), why))
+        found.failed.update(dict.fromkeys(turn.values(), str(failure).partition("\n")[0]))
         return
     for name, readings in zip(turn.values(), answers, strict=True):
         slowest = min(readings, key=lambda reading: reading.value)
-        if not carried(before[name], network_ports.carried(name), slowest, nbytes):
-            found.unseen.append(name)
-        else:
+        if carried(before[name], network_ports.carried(name), slowest, nbytes):
             into[name] = tuple(2 * sample for sample in slowest.samples)  # both ranks send as much through it
+        else:
+            found.unseen.append(name)
 
 
 def carried(before: tuple[int, int] | None, now: tuple[int, int] | None, reading: Reading, nbytes: int) -> bool:
@@ -124,9 +122,6 @@ def carried(before: tuple[int, int] | None, now: tuple[int, int] | None, reading
     timed operations: in an all_reduce of two each sends all it has."""
     least = 2 * nbytes * int(reading.details["iterations"]) * int(reading.details["runs"]) * len(reading.samples)
     return before is not None and now is not None and all(b - a >= least for a, b in zip(before, now, strict=True))
-
-
-# ---------------------------------------------------------------- on ranks
 
 
 def exchange(rank: Rank, folder: str, nbytes: int) -> Reading:

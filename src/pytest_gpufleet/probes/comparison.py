@@ -26,8 +26,8 @@ def unlike(
     shown: Callable[[Tensor], object] = Tensor.item,
     wrong: Tensor | None = None,
 ) -> tuple[int, list[str]]:
-    """How many elements of a tensor are not equal to those of another (NaN never is), or are `wrong`, and what the
-    first of them are; `at(*index)` says where one is."""
+    """How many elements are not equal to those of another tensor (NaN never is), or are `wrong`, and what the first of
+    them are; `at(*index)` says where one is."""
     wrong = found != right if wrong is None else wrong
     first = wrong.nonzero()[:SHOWN].tolist()
     texts = [f"{at(*i)} is {shown(found[(*i,)])}, expected {shown(right[(*i,)])}" for i in first]

@@ -4,13 +4,12 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
-from errno import EILSEQ, EIO, EROFS
+from errno import EILSEQ, EINVAL, EIO, EOPNOTSUPP
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
+from pytest_gpufleet.machine.tools import NoAnswer, RunTool, Unreadable, output
 from pytest_gpufleet.model.endings import NO_DISK_FOLDER, not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.measurement import Measurement
@@ -47,18 +46,15 @@ RATES = {
 }
 
 
-class DriveRead(NamedTuple):
-    """What was wrong with the data or with reading them, and the rates at which one thread read them."""
-
-    faults: tuple[Fault, ...]
-    figures: tuple[Measurement, ...] = ()
+Found = tuple[list[Fault], list[Measurement]]
 
 
-def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> DriveRead:
+def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> Found:
     """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare; then
-    read them again for drive_bandwidth (GB/s) and drive_iops. The file has no name, so that nothing of it is left,
-    whatever becomes of this process. Not applicable without a folder, where it has no room for twice as much, or lies
-    on no drive; not judged without fio, or where the folder can only be read."""
+    read them again for drive_bandwidth (GB/s) and drive_iops of one thread. What was wrong, and the rates. The file has
+    no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a folder, where it
+    lies on no drive, or its file system has no direct I/O; not judged without fio, or where it cannot be written or has
+    no room for twice as much."""
     if folder is None:
         not_applicable(NO_DISK_FOLDER)
     if shutil.which("fio") is None:
@@ -70,17 +66,27 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
                 not_applicable(f"the folder lies in memory ({system}), and on no drive")
             state = os.fstatvfs(number)
             if state.f_bavail * state.f_frsize < 2 * nbytes:
-                not_applicable(f"the folder has less room than {2 * nbytes / GiB:g} GiB")
+                not_judged(f"the folder has less room than {2 * nbytes / GiB:g} GiB")
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_DIRECT))
             os.posix_fallocate(number, 0, nbytes)
-            return _read_back(f"/proc/{os.getpid()}/fd/{number}", nbytes, folder, run)
+            where = (f"--filename=/proc/{os.getpid()}/fd/{number}", f"--size={nbytes}")
+            printed = run("fio", *where, *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS)
+        # Before its JSON fio prints a line for each job that failed.
+        return _found(json.loads(printed[printed.find("{\n") :])["jobs"], folder)
     except OSError as error:
         why = f"{folder} cannot be written past the page cache: {error.strerror}"
         if error.errno == EIO:
-            return DriveRead((Fault("drive_unreadable", (THIS_NODE,), why),))
-        if error.errno == EROFS:  # which the kernel makes of a file system whose drive had errors
-            not_judged(why)
-        not_applicable(why)
+            return [Fault("drive_unreadable", (THIS_NODE,), why)], []
+        if error.errno in (EINVAL, EOPNOTSUPP):
+            not_applicable(why)
+        not_judged(why)  # also where the kernel has made it read-only, since its drive had errors
+    except NoAnswer:
+        what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
+        return [Fault("drive_unreadable", (THIS_NODE,), what)], []
+    except Unreadable as why:
+        not_judged(str(why))
+    except (ValueError, KeyError, TypeError):
+        not_judged("fio printed no JSON")
 
 
 def _file_system(device: int) -> str:
@@ -90,27 +96,10 @@ def _file_system(device: int) -> str:
     return next((each[each.index("-") + 1] for each in mounted if each[2] == number), "")
 
 
-def _read_back(file: str, nbytes: int, folder: Path, run: RunTool) -> DriveRead:
-    began = time.monotonic()
-    try:
-        printed = run(
-            "fio", f"--filename={file}", f"--size={nbytes}", *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS
-        )
-        # Before its JSON fio prints a line for each job that failed.
-        return _found(json.loads(printed[printed.find("{\n") :])["jobs"], folder)
-    except (ValueError, KeyError, TypeError):
-        not_applicable("fio printed no JSON")
-    except Unreadable as why:
-        if time.monotonic() - began < SECONDS:
-            not_applicable(str(why))
-        what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
-        return DriveRead((Fault("drive_unreadable", (THIS_NODE,), what),))
-
-
-def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> DriveRead:
+def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> Found:
     """Faults by the error numbers that fio gives for jobs (EILSEQ is its own for data that are others than were
     written), and rates of jobs without any."""
-    faults, figures = [], []
+    faults, figures = list[Fault](), list[Measurement]()
     for job in jobs:
         name, error = job["jobname"], job["error"]
         if error == EILSEQ:
@@ -125,4 +114,4 @@ def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> DriveRead:
             conditions = {"bytes": nbytes, "queue_depth": QUEUE_DEPTH}
             details = {"folder": str(folder), "99 % of reads took at most": f"{slowest:.3g} ms"}
             figures.append(Measurement(metric, {THIS_NODE: job["read"][key] / unit}, conditions, details=details))
-    return DriveRead(tuple(faults), tuple(figures))
+    return faults, figures

@@ -14,6 +14,7 @@ import torch
 
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
+from pytest_gpufleet.model.fault import expect_none
 from pytest_gpufleet.model.measurement import GpuState, Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes import memory
@@ -51,39 +52,38 @@ class Turn(NamedTuple):
 
 def seconds_of(world: World, bound: float) -> float:
     """About how long a burn-in takes until corruption of matmuls is rarer than once in `bound` seconds of a GPU."""
-    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"][0])
+    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"].share)
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
     """Load all ranks of `world` for `seconds`, and until as much was compared as `bound` needs (`seconds_of`); give the
-    rates of matmuls and how well rates were kept. It ends if `after_turn` raises; AssertionError, which names the
-    ranks, as soon as a result is wrong in one bit."""
+    rates of matmuls and how well rates were kept. It ends if `after_turn` raises, and by Faults as soon as a result is
+    wrong in one bit."""
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
     every: list[corruption.Compared] = []
     began = time.monotonic()
-    for name, (share, _) in itertools.cycle(LOADS.items()):
+    for name, load in itertools.cycle(LOADS.items()):
         enough = sum(each.seconds for each in every) >= corruption.NO_EVENT * bound
         if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2 and enough:
             break
         cold[name] += spent < min(WARM_THROUGH_SECONDS, seconds / 3)
-        results: list[Turn] = world.run(_turn, name, share * round_seconds, len(turns[name]))
+        results: list[Turn] = world.run(_turn, name, load.share * round_seconds, len(turns[name]))
         turns[name].append([result._replace(compared=None) for result in results])
-        no_trouble(world, f"burn-in, {name}", dict(enumerate(result.trouble for result in results)))
+        expect_none(world.faults(load.code, [result.trouble for result in results]))
         if compared := [result.compared for result in results if result.compared]:
-            no_trouble(world, f"burn-in, {name}", corruption.dissenters(world, compared))
+            expect_none(world.faults("matmul_wrong", corruption.dissenters(world, compared)))
             every = [one.and_also(more) for one, more in zip(every, compared, strict=True)] if every else compared
         after_turn(name, time.monotonic() - began)
     world.run(put_away, MATMUL)
-    by_place: dict[Where, tuple[Turn, ...]] = dict(
-        zip(world.places, zip(*turns["matrix products"], strict=True), strict=True)
-    )
-    samples = {place: tuple(turn.rate for turn in own) for place, own in by_place.items()}
+    by_place = zip(*turns["matrix products"], strict=True)
+    matmuls: dict[Where, tuple[Turn, ...]] = dict(zip(world.places, by_place, strict=True))
+    samples = {place: tuple(turn.rate for turn in own) for place, own in matmuls.items()}
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     # Of matmuls, the median of each turn, and then of all turns: a single spike does not make up for a light load.
-    watts = {place: _watts(turn.state for turn in own) for place, own in by_place.items()}
+    watts = {place: _watts(turn.state for turn in own) for place, own in matmuls.items()}
     return [
         Measurement("gemm", {place: median(each) for place, each in samples.items()}, conditions, samples),
         corruption.bound(world, every),
@@ -91,12 +91,6 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
         _retention("training", {WORLD: slowest}, cold["training"]),
         *_power("burn_power", world, watts),
     ]
-
-
-def no_trouble(world: World, what: str, troubles: Mapping[int, str]) -> None:
-    """AssertionError, which names the ranks that are in trouble, if any is."""
-    if lines := [f"{world.name_of(index)}: {trouble}" for index, trouble in troubles.items() if trouble]:
-        raise AssertionError("\n".join([f"{what}:", *lines]))
 
 
 def _retention(work: str, rates: Mapping[Where, Sequence[float]], cold: int) -> Measurement:
@@ -120,12 +114,9 @@ def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) ->
     return [Measurement(metric, values, {})] if world.gpus else []
 
 
-# ---------------------------------------------------------------- on ranks
-
-
 def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
-        turn = LOADS[name][1](rank, seconds, number, watch)
+        turn = LOADS[name].work(rank, seconds, number, watch)
     return turn._replace(state=watch.medians)
 
 
@@ -150,24 +141,34 @@ def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     training = plan(RECIPE, USUAL, rank.device)
     module = loop.module_of(rank, training)
     step = partial(loop.eager(module, training, rank.device), *loop.synthetic_batch(rank, training))
-    with loop.precision(training.recipe):
-        count = max(2, int(seconds / loop.lap(rank, step, training.recipe.warm_up).mean))
+    with loop.precision(training):
+        count = max(2, int(seconds / loop.lap(rank, step, training.warm_up).mean))
         measured = loop.lap(rank, step, agree(rank, count) if rank.size > 1 else count)
     unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
-    rate = training.recipe.batch * rank.size / measured.mean
+    rate = training.batch * rank.size / measured.mean
     return Turn(rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else "")
 
 
-# By name its share of the time, and what loads a rank for so many seconds in its turn of this number. Matmuls on the
-# tensor cores draw the most power.
-LOADS: dict[str, tuple[float, Callable[[Rank, float, int, Watch], Turn]]] = {
-    "matrix products": (0.6, _matmuls),
-    "all_reduce": (
-        0.1,
-        lambda rank, seconds, *_: Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else ""),
+def _all_reduce(rank: Rank, seconds: float, *_: object) -> Turn:
+    return Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else "")
+
+
+class Load(NamedTuple):
+    """Its share of the time, which fault its trouble is, and what loads a rank for so many seconds in its turn of this
+    number."""
+
+    share: float
+    code: str
+    work: Callable[[Rank, float, int, Watch], Turn]
+
+
+LOADS = {
+    "matrix products": Load(0.6, "matmul_nondeterministic", _matmuls),  # on tensor cores, which draw the most power
+    "all_reduce": Load(0.1, "collective_wrong", _all_reduce),
+    "memory patterns": Load(
+        0.1, "memory_data_error", lambda rank, seconds, *_: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
     ),
-    "memory patterns": (0.1, lambda rank, seconds, *_: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)),
-    "training": (0.2, _training),
+    "training": Load(0.2, "replicas_differ", _training),
 }
 
 
@@ -218,7 +219,7 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
     for hertz, count in _calls(world):
         results: list[StepTurn] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
         turns[hertz].append(results)
-        no_trouble(world, "power steps", dict(enumerate(result.trouble for result in results)))
+        expect_none(world.faults("matmul_nondeterministic", [result.trouble for result in results]))
         after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began)
         rates = zip(*([_rate(each.steps) for each in call] for call in (turns[hertz][0], results)), strict=True)
         if any(last < SLOW * first for first, last in rates):
@@ -235,7 +236,6 @@ def _calls(world: World) -> Iterator[tuple[float, int]]:
 
 
 def steps_seconds(world: World) -> float:
-    """Seconds that all steps take."""
     return sum(count / hertz for hertz, count in _calls(world))
 
 
@@ -285,7 +285,9 @@ def _prepare_all_steps(world: World) -> None:
         ready: list[tuple[corruption.Compared, float]] = world.run(_prepare_steps, halvings)
         if max(seconds for _, seconds in ready) <= MATMUL_SECONDS:
             break
-    no_trouble(world, "power steps", corruption.dissenters(world, [compared for compared, _ in ready]))
+    every = [compared for compared, _ in ready]
+    expect_none(world.faults("matmul_nondeterministic", [each.trouble for each in every]))
+    expect_none(world.faults("matmul_wrong", corruption.dissenters(world, every)))
 
 
 def _prepare_steps(rank: Rank, halvings: int) -> tuple[corruption.Compared, float]:
@@ -306,9 +308,7 @@ def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
     half = 0.5 / hertz
     watched = WATCHED_SECONDS if half >= 2 * WATCHED_SECONDS else 0.0
     unlike = torch.zeros((), dtype=torch.int64, device=rank.device)
-    steps: list[Step] = []
-    tops: list[float] = []
-    bottoms: list[float] = []
+    steps, tops, bottoms = list[Step](), list[float](), list[float]()
     with rank.phase(f"power steps at {hertz:g} Hz"), strictly(work.precision):
         for number in range(count):
             up, down = moment + number / hertz, moment + number / hertz + half

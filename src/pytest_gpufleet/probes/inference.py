@@ -23,10 +23,9 @@ from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute.corruption import kind
-from pytest_gpufleet.probes.timing import agree, everyones, seconds
+from pytest_gpufleet.probes.timing import agree, captured, everyones, seconds
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.cuda_graph import warmed_up
 from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated, transformer
 from pytest_gpufleet.world.rank import Rank
 
@@ -209,9 +208,9 @@ def _launched(rank: Rank, do: Callable[[], object]) -> Iterator[Callable[[], obj
             do()
         yield do
         return
-    graph, stream = warmed_up(do, WARM_UP)
+    graph = captured(do, WARM_UP)
     try:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             yield graph.replay
     finally:
         torch.cuda.synchronize()

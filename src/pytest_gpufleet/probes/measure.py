@@ -61,12 +61,10 @@ def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measure
     """The readings of each rank as one Measurement for each metric and its conditions."""
     every = ((index, reading) for index, readings in enumerate(by_rank) for reading in readings)
     groups = grouped(((each.metric, *sorted(each.conditions.items())), (index, each)) for index, each in every)
-    places = world.places
-    return [_together(world, places, group) for group in groups.values()]
+    return [_of_one_thing(world, world.places, group) for group in groups.values()]
 
 
-def _together(world: World, places: Sequence[Place], group: list[tuple[int, Reading]]) -> Measurement:
-    """One Measurement of the readings that ranks made of one thing."""
+def _of_one_thing(world: World, places: Sequence[Place], group: list[tuple[int, Reading]]) -> Measurement:
     first = group[0][1]
     silent = set(range(world.size)) - {index for index, _ in group}
     if first.place in (None, WORLD) and silent:

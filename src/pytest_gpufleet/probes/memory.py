@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from statistics import geometric_mean, median
 from threading import Barrier, BrokenBarrierError
 from typing import NamedTuple
@@ -161,7 +160,6 @@ def _first_touched(nbytes: int, value: float) -> Tensor:
 
 
 def _rate(a: Tensor, b: Tensor, c: Tensor, seconds: float) -> float:
-    """GB/s that this thread moves."""
     times, began = 0, time.perf_counter()
     while times == 0 or time.perf_counter() - began < seconds:
         torch.add(b, c, alpha=FACTOR, out=a)
@@ -197,11 +195,9 @@ class PatternTest(NamedTuple):
 
 def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     """Fill nearly all free memory with one pattern after the other and look whether it is still there: whole rounds of
-    all `patterns`, at least one, until `seconds` have passed.
-
-    Sweeps go up and down through the memory in turn. Each compares a block with the pattern before and then writes the
-    next one, so that a pattern, its inverse and the pattern again are the moving inversions of memtest86.
-    """
+    all `patterns`, at least one, until `seconds` have passed. Sweeps go up and down through the memory in turn. Each
+    compares a block with the pattern before and then writes the next one, so that a pattern, its inverse and the
+    pattern again are the moving inversions of memtest86."""
     # Kernels take memory when they are first used.
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)
@@ -212,21 +208,32 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:
-    """One round of patterns, in the order in which they follow each other.
+    """One round of patterns, in their order. Address in address finds wrong address lines; random data and its inverse,
+    weak cells; zeros, ones and alternating bits as moving inversions, cells that influence each other; walking ones,
+    wrong data lines."""
+    generator, column = torch.Generator(device), torch.arange(ROW, device=device)
 
-    Address in address finds wrong address lines; random data and its inverse, weak cells; zeros, ones and alternating
-    bits as moving inversions, cells that influence each other; walking ones, wrong data lines.
-    """
-    address = Pattern("address in address", _own_address)
-    random = Pattern("random", partial(_random, torch.Generator(device), seed))
-    zeros = _rows("zeros", torch.zeros(ROW, dtype=torch.int64, device=device))
-    alternating = _rows("alternating bits", torch.full((ROW,), 0x5555_5555_5555_5555, device=device))
+    def own_address(words: Tensor, address: int) -> Tensor:
+        begins = torch.arange(address, address + words.nbytes, 8 * ROW, device=device)
+        return torch.add(begins.unsqueeze(1), 8 * column, out=words.view(-1, ROW))
+
+    def all_64_bits(words: Tensor, address: int) -> Tensor:
+        return words.random_(-(2**63), None, generator=generator.manual_seed(address + seed))
+
+    def walking_ones(step: int) -> Tensor:
+        """A single one in each half of a word, one place further in each word of a row and in each step."""
+        one, at = torch.ones_like(column), (column + step) % 32
+        return one << at | one << at + 32
+
+    address, random = Pattern("address in address", own_address), Pattern("random", all_64_bits)
+    zeros = _rows("zeros", torch.zeros_like(column))
+    alternating = _rows("alternating bits", torch.full_like(column, 0x5555_5555_5555_5555))
     return [
         *(address, _inverse(address)),
         *(random, _inverse(random)),
         *(zeros, _inverse(zeros), zeros),
         *(alternating, _inverse(alternating), alternating),
-        *(_rows(f"walking ones, step {step}", _walking_ones(device, step)) for step in range(32)),
+        *(_rows(f"walking ones, step {step}", walking_ones(step)) for step in range(32)),
     ]
 
 
@@ -241,29 +248,11 @@ def _inverse(pattern: Pattern) -> Pattern:
     return Pattern(name, lambda words, address: pattern.fill(words, address).bitwise_not_())
 
 
-def _own_address(words: Tensor, address: int) -> Tensor:
-    begins = torch.arange(address, address + words.nbytes, 8 * ROW, device=words.device)
-    offsets = torch.arange(0, 8 * ROW, 8, device=words.device)
-    return torch.add(begins.unsqueeze(1), offsets, out=words.view(-1, ROW))
-
-
-def _random(generator: torch.Generator, seed: int, words: Tensor, address: int) -> Tensor:
-    return words.random_(-(2**63), None, generator=generator.manual_seed(address + seed))  # all 64 bits
-
-
-def _walking_ones(device: torch.device, step: int) -> Tensor:
-    """A single one in each half of a word, one place further in each word of a row and in each step."""
-    place = (torch.arange(ROW, device=device) + step) % 32
-    one = torch.ones_like(place)
-    return one << place | one << place + 32
-
-
 def _block_bytes(free: int) -> int:
     return max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, int(BLOCK_SHARE * free) // (8 * ROW) * (8 * ROW)))
 
 
 def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> str:
-    """How many words were wrong, and the first of them; "" if none."""
     blocks = torch.split(words, block_bytes // 8)
     expected = torch.empty_like(blocks[0])
     unequal = torch.empty_like(blocks[0], dtype=torch.bool)
@@ -285,7 +274,6 @@ def _march(rank: Rank, words: Tensor, block_bytes: int, seconds: float) -> str:
 
 
 def _compare(block: Tensor, pattern: Pattern, expected: Tensor, unequal: Tensor) -> tuple[int, list[str]]:
-    """How many words of a block are not as the pattern has them, and a description of the first few."""
     begin = block.data_ptr()
     if pattern.row is not None:
         torch.ne(block.view(-1, ROW), pattern.row, out=unequal.view(-1, ROW))

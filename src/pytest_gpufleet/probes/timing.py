@@ -58,12 +58,10 @@ def parts(device: torch.device, work: Callable[[], object], repeats: int, count:
 
 
 def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:
-    """Seconds that one of `repeats` calls takes, back to back."""
     return parts(device, work, repeats, 1)[0]
 
 
 def calls_in(device: torch.device, work: Callable[[], object], seconds: float) -> int:
-    """How many calls take so many seconds, at least one."""
     return max(1, math.ceil(seconds / seconds_each(device, work, 3)))
 
 
@@ -119,9 +117,7 @@ TICK = 0.5e-6  # seconds, of the clock of a GPU: ranks that only keep step with 
 
 
 class Timing(NamedTuple):
-    """Seconds that one operation takes, by sample: the median of `runs` of `iterations` operations."""
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # of one operation, by sample: the median of `runs` of `iterations` operations
     iterations: int
     runs: int
 
@@ -135,8 +131,7 @@ def timing(
 ) -> Timing:
     """Time an operation of all ranks, which `launch` starts on the current stream (a CPU rank waits for it). `before`
     is called ahead of each run, outside its time; a run takes `longest` seconds at most, or two operations."""
-    device = rank.device.type
-    ahead = 0
+    device, ahead = rank.device.type, 0
 
     def run(iterations: int) -> float:
         before()
@@ -243,25 +238,28 @@ def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing |
 END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
-def captured(
-    do: Callable[[], object], stream: torch.cuda.Stream | None = None, pool: Any = None
-) -> torch.cuda.CUDAGraph:
-    """`do` as a CUDA graph. It must have run before, on `stream` if one is given: what is set up at a first use cannot
-    be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
+def captured(do: Callable[[], object], runs: int = 0, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """`do` as a CUDA graph, captured on a stream of its own after so many runs there: what is set up at a first use
+    cannot be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
     graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        for _ in range(runs):
+            do()
+    torch.cuda.synchronize()
     try:
         # thread_local: NCCL's watchdog, which asks for events in a thread of its own, must not break the capture.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             do()
     except BaseException:
-        # Until torch 2.12 its allocator takes a capture that failed for one that goes on, and frees no memory any more
-        # (pytorch/pytorch#180395).
         torch.cuda.set_stream(before)
-        # It also leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another random number of
-        # it. A copy of its state has nothing of that.
+        # A capture that failed leaves the generator of the GPU as if it went on (torch 2.11): nobody gets another
+        # random number of it. A copy of its state has nothing of that.
         generator = torch.cuda.default_generators[before.device_index]
         with suppress(RuntimeError):  # who wants a random number gets the error
             generator.graphsafe_set_state(generator.clone_state())
+        # Until torch 2.12 so does its allocator, which frees no memory any more (pytorch/pytorch#180395).
         for end in filter(None, (getattr(torch._C, name, None) for name in END_OF_CAPTURE)):
             with suppress(RuntimeError):  # it knows already
                 end(before.device_index, pool)

@@ -58,8 +58,6 @@ def exact_matmul(rank: Rank, precision: str) -> str:
 
 
 class Amount(NamedTuple):
-    """How long it took, and how many there were."""
-
     seconds: float
     matmuls: int
 
@@ -100,14 +98,13 @@ def _added(every: Sequence[Compared]) -> dict[int, Amount]:
 
 
 class _Round(NamedTuple):
-    """Results of one round that are on their way, and their hashes; marks when it began, when the matmuls and when all
-    is done."""
+    """On its way to be computed."""
 
     number: int
     multiply: Callable[[], Tensor]
     results: list[Tensor]
     hashes: Tensor
-    marks: tuple[Mark, Mark, Mark]
+    marks: tuple[Mark, Mark, Mark]  # when it began, when the matmuls and when all is done
 
 
 class Matmuls:
@@ -146,11 +143,10 @@ class Matmuls:
 
     def run(self, seconds: float, first: int = 0, least: int = 1, clock: Callable[[], int] = lambda: 0) -> Compared:
         """Multiply for `seconds`, at least so many rounds, from round `first` on. `clock`: the SM clock now."""
-        hashes: list[int] = []
-        amounts: dict[int, Amount] = {}
+        hashes, amounts = list[int](), dict[int, Amount]()
         wrong, texts = 0, list[str]()
-        self.laps, began = [], time.monotonic()
-        done = began
+        done = began = time.monotonic()
+        self.laps = []
         with rate.strictly(self.precision):
             ahead: _Round | None = self._launched(first)
             while now := ahead:
@@ -243,9 +239,10 @@ def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
     return found
 
 
-def dissenters(world: World, every: Sequence[Compared]) -> dict[int, str]:
-    """Whose matmuls are other ones than those of most ranks, and where: their round is computed again by all ranks."""
-    found = {}
+def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
+    """By rank, which of its matmuls is another one than that of most ranks, and where: its round is computed again by
+    all ranks; "" if none is."""
+    found = [""] * world.size
     for index, each in dissents(every).items():
         work = (each.number, every[index].precision, every[index].shape)
         sums: list[list[Tensor]] = world.run(_again, [], *work)
@@ -307,19 +304,15 @@ def bound(world: World, every: Sequence[Compared]) -> Measurement:
     )
 
 
-# That a soak does between its turns. The latter copies over the link of each pair.
-COLLECTIVES = ("all_reduce", "all_to_all")
-
-
 def exchanged(rank: Rank, seconds: float) -> dict[str, Kept]:
-    return {name: stays_exact(rank, seconds, name) for name in COLLECTIVES}
+    """What a soak does between its turns. The latter copies over the link of each pair."""
+    return {name: stays_exact(rank, seconds, name) for name in ("all_reduce", "all_to_all")}
 
 
 def bound_of_collective(name: str, every: Sequence[Kept]) -> Measurement:
-    """The same of a collective."""
     seconds, nbytes = sum(each.seconds for each in every), sum(each.nbytes for each in every)
-    details = {"compared": amount(seconds, nbytes)}
     values: dict[Where, float] = {WORLD: seconds / NO_EVENT}
+    details = {"compared": amount(seconds, nbytes)}
     return Measurement("collective_corruption_bound", values, {"collective": name}, details=details)
 
 
@@ -331,7 +324,6 @@ def amount(seconds: float, nbytes: float, flop: float = 0.0) -> str:
 
 
 def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
-    """How many elements of a matrix are other bits, and the first of them."""
     return unlike(bits(found), bits(right), ELEMENT.format, hexadecimal)
 
 
@@ -343,11 +335,11 @@ AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 
 
 
 class Soaked(NamedTuple):
-    """What one rank did at one precision. `state`: of its GPU through all of it."""
+    """What one rank did at one precision."""
 
     compared: Compared
     rate: Reading
-    state: GpuState | None
+    state: GpuState | None  # of its GPU through all of it
 
 
 def soak(rank: Rank, precision: str, seconds: float) -> Soaked:

@@ -10,7 +10,7 @@ version and GPU (cuDNN documentation, "Reproducibility").
 import ctypes
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
@@ -24,9 +24,10 @@ from torch.nn import functional
 from pytest_gpufleet.machine.software import of_this_process, software
 from pytest_gpufleet.model.events import Fingerprint, Part
 from pytest_gpufleet.probes.collectives.table import type_name
+from pytest_gpufleet.probes.comparison import bits
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
-from pytest_gpufleet.probes.training.correctness import bits, full_precision
+from pytest_gpufleet.probes.training.correctness import full_precision
 from pytest_gpufleet.redaction import variable
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -55,8 +56,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm of rows": lambda matrix: functional.layer_norm(matrix, matrix.shape[1:]),
 }
 
-# A part of the fingerprint: its name, the hash of its data, and what does the work on the device.
-Job = tuple[str, str, Callable[[], Tensor]]
+Job = tuple[str, str, Callable[[], Tensor]]  # name, hash of its data, and what does the work on the device
 
 
 def fingerprints(world: World, work: str) -> list[Fingerprint]:
@@ -65,7 +65,6 @@ def fingerprints(world: World, work: str) -> list[Fingerprint]:
 
 
 def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, Part]]:
-    """Of which kind the device is, its software, and what it computes by part."""
     parts = {}
     with repeatable():
         for name, inputs, compute in WORK[work](rank):
@@ -91,30 +90,29 @@ def repeatable() -> Iterator[None]:
         yield
 
 
-def fixed(*shape: int, seed: int) -> Tensor:
-    """From -1 to 1."""
-    return _whole(1 << DIGITS, *shape, seed=seed).float() / (1 << DIGITS)
-
-
-def _whole(most: int, *shape: int, seed: int) -> Tensor:
+def whole(most: int, *shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.int32)
 
 
+def fixed(*shape: int, seed: int) -> Tensor:
+    """From -1 to 1."""
+    return whole(1 << DIGITS, *shape, seed=seed).float() / (1 << DIGITS)
+
+
 def products(rank: Rank) -> Iterator[Job]:
     """Matmuls at every precision that the device has."""
+
+    def multiplied(precision: str, *matrices: Tensor) -> Tensor:
+        a, b = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in matrices)
+        with rate.strictly(precision):
+            return rate.multiplication(precision, a, b.t())()
+
     for m, n, k in SHAPES[rank.device.type]:
         a, b = fixed(m, k, seed=0), fixed(n, k, seed=1)
-        inputs = _hash(a, b)
-        on_device = a.to(rank.device), b.to(rank.device)
-
-        def multiplied(precision: str, a: Tensor = on_device[0], b: Tensor = on_device[1]) -> Tensor:
-            first, second = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in (a, b))
-            with rate.strictly(precision):
-                return rate.multiplication(precision, first, second.t())()
-
+        inputs, on_device = _hash(a, b), (a.to(rank.device), b.to(rank.device))
         for precision in rate.precisions_of(rank):
-            yield f"{precision} product {m} x {n} x {k}", inputs, partial(multiplied, precision)
+            yield f"{precision} product {m} x {n} x {k}", inputs, partial(multiplied, precision, *on_device)
 
 
 def reductions(rank: Rank) -> Iterator[Job]:
@@ -124,7 +122,7 @@ def reductions(rank: Rank) -> Iterator[Job]:
     for dtype in (torch.float32, torch.bfloat16):
         on_device = matrix.to(rank.device).to(dtype)
         for name, reduce in REDUCTIONS.items():
-            yield (f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device))
+            yield f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device)
 
 
 def trainings(rank: Rank) -> Iterator[Job]:
@@ -132,29 +130,26 @@ def trainings(rank: Rank) -> Iterator[Job]:
     count, edge = IMAGES[rank.device.type]
     shapes = ((32, 3, 3, 3), (64, 32, 3, 3), (CLASSES, 64 * (edge // 4) ** 2))
     weights = [fixed(*shape, seed=3 + number) / 8 for number, shape in enumerate(shapes)]
-    images, labels = fixed(count, 3, edge, edge, seed=6), _whole(CLASSES, count, seed=7).abs().long() % CLASSES
+    images, labels = fixed(count, 3, edge, edge, seed=6), whole(CLASSES, count, seed=7).abs().long() % CLASSES
     inputs = _hash(*weights, images, labels)
-    for precision in ("fp32", "bf16"):
-        if precision in rate.precisions_of(rank):
-            name = f"{STEPS} steps of training, {precision}"
-            dtype = rate.PRECISIONS[precision].dtype
-            yield (name, inputs, partial(_trained, rank, dtype, weights, images, labels))
 
+    def trained(dtype: torch.dtype) -> Tensor:
+        first, second, last = own = [nn.Parameter(each.to(rank.device, dtype, copy=True)) for each in weights]
+        on_device, wanted = images.to(rank.device).to(dtype), labels.to(rank.device)
+        optimizer = torch.optim.SGD(own, lr=0.0625, momentum=0.5)
+        losses = []
+        for _ in range(STEPS):
+            hidden = functional.conv2d(on_device, first, stride=2, padding=1).relu()
+            hidden = functional.conv2d(hidden, second, stride=2, padding=1).relu()
+            loss = functional.cross_entropy(functional.linear(hidden.flatten(1), last).float(), wanted)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.cat([torch.stack(losses), *(each.detach().float().flatten() for each in own)])
 
-def _trained(rank: Rank, dtype: torch.dtype, weights: Sequence[Tensor], images: Tensor, labels: Tensor) -> Tensor:
-    first, second, last = own = [nn.Parameter(each.to(rank.device, dtype, copy=True)) for each in weights]
-    on_device, wanted = images.to(rank.device).to(dtype), labels.to(rank.device)
-    optimizer = torch.optim.SGD(own, lr=0.0625, momentum=0.5)
-    losses = []
-    for _ in range(STEPS):
-        hidden = functional.conv2d(on_device, first, stride=2, padding=1).relu()
-        hidden = functional.conv2d(hidden, second, stride=2, padding=1).relu()
-        loss = functional.cross_entropy(functional.linear(hidden.flatten(1), last).float(), wanted)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.cat([torch.stack(losses), *(each.detach().float().flatten() for each in own)])
+    for precision in (each for each in ("fp32", "bf16") if each in rate.precisions_of(rank)):
+        yield f"{STEPS} steps of training, {precision}", inputs, partial(trained, rate.PRECISIONS[precision].dtype)
 
 
 def all_reduces(rank: Rank) -> Iterator[Job]:
@@ -166,7 +161,7 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
 
     for dtype, digits in SUMMED.items():
         most = max((1 << digits) // rank.size, 1)
-        each = [_whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
+        each = [whole(most, ELEMENTS[rank.device.type], seed=8 + index) for index in range(rank.size)]
         own = each[rank.index].to(rank.device).to(dtype)
         yield f"all_reduce of {rank.size} ranks, {type_name(dtype)}", _hash(*each), partial(summed, own)
 
@@ -181,10 +176,7 @@ WORK: dict[str, Callable[[Rank], Iterator[Job]]] = {
 
 def _hash(*tensors: Tensor) -> str:
     """SHA-256 over the bits of tensors, in hexadecimal."""
-    digest = sha256()
-    for tensor in tensors:
-        digest.update(bits(tensor).cpu().numpy().data)
-    return digest.hexdigest()
+    return sha256(b"".join(bits(tensor).cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def _software(device: torch.device) -> dict[str, str]:

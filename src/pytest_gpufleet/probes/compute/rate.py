@@ -28,7 +28,7 @@ from pytest_gpufleet.world.world import World
 
 @contextmanager
 def matmul_in_tf32(allowed: bool) -> Iterator[None]:
-    """The setting of before comes back afterwards. Convolutions have a switch of their own."""
+    """For this block. Convolutions have a switch of their own."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -77,7 +77,7 @@ def lacking(precision: str, device: torch.device) -> str:
     capability, since = torch.cuda.get_device_capability(device), PRECISIONS[precision].since
     if capability < since:
         return f"{precision} came with compute capability {since[0]}.{since[1]}"
-    if precision == "fp64" and not (capability in ARCHITECTURES and ARCHITECTURES[capability].fp64):
+    if precision == "fp64" and capability in ARCHITECTURES and not ARCHITECTURES[capability].fp64:
         return "this GPU model has hardly any fp64 units"
     if precision == "fp8" and torch.__version__ < "2.5":
         return "torch multiplies fp8 from version 2.5 on"
@@ -95,7 +95,6 @@ def heaviest(device: torch.device) -> str:
 
 
 def must_have(precision: str, device: torch.device) -> None:
-    """End the test as not applicable if a device does not multiply at this precision."""
     if reason := lacking(precision, device):
         not_applicable(reason)
 
@@ -174,9 +173,8 @@ ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most
 
 
 def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
-    """TFLOP/s of matmuls of zeros, which take little power, on every rank at the same time: the median of windows, each
-    of the median of single calls, of which one that was disturbed does not count. And whether the driver's power cap
-    held the clock even so."""
+    """TFLOP/s of matmuls of zeros, which take little power: the median of windows, each of the median of single calls,
+    of which one that was disturbed does not count. And whether the driver's power cap held the clock even so."""
     kind, (m, n, k) = rank.device.type, shape_on(rank.device, "fp32")
     with strictly("fp32"), rank.phase(f"fp32 matmul of zeros, {m} x {n} x {k}"):
         a, b = (torch.zeros(side, k, device=rank.device) for side in (m, n))

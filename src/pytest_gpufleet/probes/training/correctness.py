@@ -92,16 +92,16 @@ def known_input(rank: Rank) -> Tensor:
     """An x for which the average of all ranks' gradients is `known_average`: of up to 24 ranks 2**size - 1, in binary
     one digit for each. Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided
     by the size or multiplied by its rounded inverse."""
-    return torch.full((1, 1), float(rank.size * _digit(rank.index, rank.size)), device=rank.device)
+    return torch.full((1, 1), float(rank.size * _digits(rank.size)[rank.index]), device=rank.device)
 
 
 def known_average(size: int) -> int:
-    return sum(_digit(index, size) for index in range(size))
+    return sum(_digits(size))
 
 
-def _digit(index: int, size: int) -> int:
+def _digits(size: int) -> list[int]:
     """Of more ranks than fp32 has digits several share one: the sum still lacks it if one of them is lost."""
-    return 1 << (index if size <= DIGITS else index % SHARED_DIGITS)
+    return [1 << (index if size <= DIGITS else index % SHARED_DIGITS) for index in range(size)]
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
     """
     lines = []
     for name, tensor in tensors.items():
-        mine = bits(tensor)
+        mine = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
         digests = [tuple(row) for row in everyones(rank, [*hashlib.sha256(mine.cpu().numpy().data).digest()])]
         usual, count = Counter(digests).most_common(1)[0]
         if count == rank.size:
@@ -140,10 +140,6 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
         doubt = "" if majority else f", against rank {other}: no majority says which of them is right"
         lines.append(f"{name}: {len(wrong)} of {mine.numel()} bytes, first in element {element}{doubt}")
     return lines
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 EPOCHS = (0, 1, 0)  # one again: it must come as it came before

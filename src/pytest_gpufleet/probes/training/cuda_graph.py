@@ -40,15 +40,15 @@ def steps(
     rank: Rank, network: nn.Module, plan: Plan, images: Tensor, labels: Tensor, *, together: bool
 ) -> tuple[Step, Step]:
     """A training step, and the same without all_reduce: CUDA graphs on GPUs. The network, in float32, is changed."""
-    on_gpu, recipe = images.device.type == "cuda", plan.recipe
+    on_gpu = images.device.type == "cuda"
     if on_gpu:
         _use_kernels(rank, network, plan)
     group = rank.group if together and rank.size > 1 else None
     _pad_stem(network)
-    network.to(memory_format=recipe.memory_format)
-    padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - images.shape[1]))
-    inputs = padded.to(recipe.weights).contiguous(memory_format=recipe.memory_format)
-    flat = Flat(network, recipe.weights)
+    network.to(memory_format=plan.memory_format)
+    padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - 3))
+    inputs = padded.to(plan.weights).contiguous(memory_format=plan.memory_format)
+    flat = Flat(network, plan.weights)
     optimizer = make_optimizer(plan.optimizer, [flat.master], fused=on_gpu, capturable=on_gpu)
     unscale = torch.tensor([1 / (LOSS_SCALE * (group.size() if group is not None else 1))], device=images.device)
     loss = torch.zeros((), device=images.device)
@@ -70,7 +70,7 @@ def steps(
 
     def step_of(work: Callable[[], None]) -> Step:
         # Captured at its first use, or not at all.
-        ready = cache(lambda: warmed_up(work, WARM_UP, pool)[0].replay if on_gpu else work)
+        ready = cache(lambda: captured(work, WARM_UP, pool).replay if on_gpu else work)
 
         def step() -> Tensor:
             ready()()
@@ -100,7 +100,7 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
     """
     if reason := lacking():
         not_applicable(reason)
-    if plan.recipe.batch > (most := most_images(plan.pixels)):
+    if plan.batch > (most := most_images(plan.pixels)):
         not_applicable(f"recipe {plan.name} takes batches of up to {most:,} images")
     # Triton's own place is in the home, which may be read-only or not there. This one goes with the rank.
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(get_temp_dir(), "triton")))
@@ -114,26 +114,10 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
     peak.fuse(network)
 
 
-def warmed_up(do: Callable[[], object], runs: int, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]:
-    """`do` as a CUDA graph, after some runs, and the stream on which it was captured."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(runs):
-            do()
-    torch.cuda.synchronize()
-    return captured(do, stream, pool), stream
-
-
 def _pad_stem(network: nn.Module) -> None:
     """Let the first convolution take images with one more channel, which is zero: so its weights stay zero as well."""
-    old: Any = network.conv1
-    new = nn.Conv2d(STEM_CHANNELS, old.out_channels, old.kernel_size, old.stride, old.padding, bias=False)
-    new.to(old.weight.device)
-    with torch.no_grad():
-        new.weight.zero_()
-        new.weight[:, : old.in_channels] = old.weight
-    network.conv1 = new
+    stem: Any = network.conv1
+    stem.weight = nn.Parameter(nn.functional.pad(stem.weight.detach(), (0, 0, 0, 0, 0, STEM_CHANNELS - 3)))
 
 
 class Flat:

@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.place import WORLD
-from pytest_gpufleet.probes.timing import everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, plan
 from pytest_gpufleet.world.rank import Rank
@@ -89,25 +87,23 @@ def fed_throughput(
     as the workers can have ready, so that none is served from what was ready before.
     """
     training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
-    batch = training.recipe.batch
+    batch = training.batch
     workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
     count = workers * PREFETCH
     # More than are read: else nobody would work on the next ones during the last sample.
     photos = photo_loader(rank, folder, training.pixels, batch, (2 + loop.SAMPLES) * count, workers)
-    with rank.phase(f"{training}, fed by {workers} workers"), loop.precision(training.recipe):
+    with rank.phase(f"{training}, fed by {workers} workers"), loop.precision(training):
         module = loop.module_of(rank, training)
         step = loop.eager(module, training, rank.device)
         same = partial(step, *loop.synthetic_batch(rank, training))
-        loop.lap(rank, same, training.recipe.warm_up)
-        full = loop.lap(rank, same, max(count, training.recipe.steps))
+        loop.lap(rank, same, training.warm_up)
+        full = loop.lap(rank, same, max(count, training.steps))
         with closing(normalised(rank, training, photos)) as images:
             loop.lap(rank, lambda: step(*next(images)), count)
             laps = [loop.lap(rank, lambda: step(*next(images)), count) for _ in range(loop.SAMPLES)]
-    samples = tuple(rank.size * batch * count / each.seconds for each in laps)
-    every = everyones(rank, [median(samples), rank.size * batch / full.mean])
-    rate, could = (min(column) for column in zip(*every, strict=True))
-    details = {"workers": f"{workers} a GPU", "training": f"is {bound(rate, could)}"}
-    return Reading("loader_throughput", median(samples), training.conditions(rank.size), samples, WORLD, details)
+    times = loop.slowest_of(rank, [median(each.mean for each in laps), full.mean])
+    details = {"workers": f"{workers} a GPU", "training": f"is {bound(*(rank.size * batch / each for each in times))}"}
+    return loop.throughput("loader_throughput", rank.size * batch, laps, training.conditions(rank.size), True, details)
 
 
 def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator[tuple[Tensor, Tensor]]:
@@ -115,7 +111,7 @@ def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator
     mean, deviation = (torch.tensor(each, device=rank.device).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
     for batch in photos:
         images, labels = (each.to(rank.device, non_blocking=True) for each in batch)
-        yield (images.contiguous(memory_format=training.recipe.memory_format) - mean) / deviation, labels
+        yield (images.contiguous(memory_format=training.memory_format) - mean) / deviation, labels
 
 
 def bound(rate: float, could: float) -> str:

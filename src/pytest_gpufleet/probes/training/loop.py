@@ -4,9 +4,9 @@ import gc
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
 from statistics import fmean, median
@@ -21,13 +21,13 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
-from pytest_gpufleet.probes.timing import Mark, between, current_stream, everyones, line_up, mark, synchronize
+from pytest_gpufleet.probes.timing import everyones, line_up, parts, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, recipes
-from pytest_gpufleet.probes.training.recipes import Plan, Recipe, Step, Workload
+from pytest_gpufleet.probes.training.recipes import Plan, Step, Workload
 from pytest_gpufleet.world.rank import Rank
 
 SAMPLES = 3
@@ -35,39 +35,63 @@ FedStep = Callable[[Tensor, Tensor], Tensor]  # one step of training, of images 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Lap:
-    """Some steps in a row: seconds of all, and of each; the loss of the last; seconds that the processor computed."""
+class Lap(NamedTuple):
+    """Some steps in a row: seconds of each, and the loss of the last."""
 
-    seconds: float
     steps: tuple[float, ...]
     loss: float
-    processor_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.steps)
 
     @property
     def mean(self) -> float:
-        return self.seconds / len(self.steps)
+        return fmean(self.steps)
 
 
 def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
     """Do `count` steps, on ranks that are `together` from the same moment on. FloatingPointError if the loss is not
     finite: a throughput of wrong arithmetic is none."""
-    stream = current_stream(rank.device)
     if together and rank.size > 1:
         line_up(rank)
     synchronize(rank)
-    loss = torch.zeros(())
-    marks: list[Mark] = [mark(stream)]
-    began, computed = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        loss = step()
-        marks.append(mark(stream))
-    synchronize(rank)
-    seconds, processor_seconds = time.perf_counter() - began, time.process_time() - computed
-    if not loss.isfinite():
-        raise FloatingPointError(f"the loss became {loss.item()}")
-    times = tuple(between(*ends) for ends in itertools.pairwise(marks))
-    return Lap(seconds, times, loss.item(), processor_seconds)
+    losses = deque[Tensor](maxlen=1)
+    steps = parts(rank.device, lambda: losses.append(step()), 1, count)
+    if not losses[0].isfinite():
+        raise FloatingPointError(f"the loss became {losses[0].item()}")
+    return Lap(tuple(steps), losses[0].item())
+
+
+class Laps(NamedTuple):
+    usual: list[Lap]  # the samples
+    quiet: list[Lap]  # samples without communication, where asked for
+    busy: list[float]  # how busy the GPU was in each of the usual ones, where asked for and known
+
+
+def sampled(
+    rank: Rank, course: list[Lap], step: Step, alone: Step | None, count: int, *, together: bool, busy: bool = False
+) -> Laps:
+    """SAMPLES of `count` steps, in turns with as many steps `alone`, without communication. All laps are put behind
+    those of the `course` before."""
+    laps = Laps([], [], [])
+
+    def run(what: Step, count: int) -> Lap:
+        course.append(lap(rank, what, count, together=together))
+        return course[-1]
+
+    if alone:
+        run(alone, 1)
+    if rank.size > 1:
+        line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
+    for _ in range(SAMPLES):
+        computed = time.process_time()
+        laps.usual.append(run(step, count))
+        if busy and (share := utilization(rank, (time.process_time() - computed) / laps.usual[-1].seconds)) is not None:
+            laps.busy.append(share)
+        if alone:
+            laps.quiet.append(run(alone, count))
+    return laps
 
 
 def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequence[Lap], *, together: bool) -> None:
@@ -80,11 +104,12 @@ def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequenc
         rank.record_losses(training, dict(zip(steps, losses, strict=True)), WORLD if together else None)
 
 
-def utilization(rank: Rank, just_done: Lap) -> float | None:
+def utilization(rank: Rank, computed: float) -> float | None:
     """The share of the time in which the GPU ran anything, as NVML has it right after a lap: of its last sample period,
-    a sixth of a second to a second (nvml.h, nvmlUtilization_t). Of a CPU rank the share of a core that it used."""
+    a sixth of a second to a second (nvml.h, nvmlUtilization_t). Of a CPU rank the share of a core that it used, of what
+    it `computed`."""
     if rank.gpu is None:
-        return min(1.0, just_done.processor_seconds / just_done.seconds)
+        return min(1.0, computed)
     with nvml.of_gpu(rank.gpu) as driver:
         percent = driver.ask(0, "utilization_percent")
     return None if isinstance(percent, Missing) else float(percent) / 100
@@ -101,7 +126,7 @@ def without_communication(module: nn.Module, step: Step) -> Step:
 
 
 def slowest_of(rank: Rank, seconds: Iterable[float]) -> list[float]:
-    return [max(column) for column in zip(*everyones(rank, [*seconds]), strict=True)]
+    return list(map(max, zip(*everyones(rank, [*seconds]), strict=True)))
 
 
 def communication_share(
@@ -122,9 +147,9 @@ def ms(seconds: float) -> str:
 class WithLoss(nn.Module):
     """A network, its autocast and its loss as one module, so that the threads of DataParallel do all of it."""
 
-    def __init__(self, network: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, network: nn.Module, training: Plan) -> None:
         super().__init__()
-        self.network, self.autocast = network, recipe.autocast
+        self.network, self.autocast = network, training.autocast
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(images.device.type, self.autocast, enabled=self.autocast is not None):
@@ -151,9 +176,9 @@ def release(device: torch.device) -> None:
 
 
 @contextmanager
-def precision(recipe: Recipe, *, benchmark: bool = True) -> Iterator[None]:
-    """The arithmetic of a recipe, and whether cuDNN tries algorithms and takes the fastest."""
-    search, tried, tf32 = benchmark and recipe.tried > 0, recipe.tried, recipe.tf32
+def precision(training: Plan, *, benchmark: bool = True) -> Iterator[None]:
+    """The arithmetic of a plan, and whether cuDNN tries algorithms and takes the fastest."""
+    search, tried, tf32 = benchmark and training.tried > 0, training.tried, training.tf32
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=search, benchmark_limit=tried, allow_tf32=tf32)
     with matmul_in_tf32(tf32), flags:
         yield
@@ -173,36 +198,41 @@ def network(training: Plan, device: torch.device) -> nn.Module:
 
 def module_of(rank: Rank, training: Plan, *, together: bool = True) -> nn.Module:
     """The network of a plan with its loss: one that all ranks train `together`, or the rank's own."""
-    model = network(training, rank.device).to(memory_format=training.recipe.memory_format)
-    return under("ddp" if together and rank.size > 1 else "", rank, WithLoss(model, training.recipe))
+    model = network(training, rank.device).to(memory_format=training.memory_format)
+    return under("ddp" if together and rank.size > 1 else "", rank, WithLoss(model, training))
 
 
 def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
     """Random images and labels on the device, other ones on each rank."""
     torch.manual_seed(1 + rank.index)
-    images = torch.randn(training.recipe.batch, 3, training.pixels, training.pixels, device=rank.device)
-    labels = torch.randint(1000, (training.recipe.batch,), device=rank.device)
-    return images.contiguous(memory_format=training.recipe.memory_format), labels
+    images = torch.randn(training.batch, 3, training.pixels, training.pixels, device=rank.device)
+    labels = torch.randint(1000, (training.batch,), device=rank.device)
+    return images.contiguous(memory_format=training.memory_format), labels
 
 
 def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: bool = True, batches: int = 1) -> FedStep:
-    """Forward, backward and optimizer as PyTorch runs them, one operation after the other. Of several `batches` the
-    gradients stay on their rank (no_sync of DDP) until the last of them."""
+    """A step as PyTorch runs it, one operation after the other."""
     parameters = list(module.parameters())
     optimizer = recipes.make_optimizer(training.optimizer, parameters, fused=fused and device.type == "cuda")
     if training.optimizer == "sgd":
         for parameter in parameters:
             # The fused kernel leaves its first momentum uninitialised when gradient scaling skips the first step.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    scaler = torch.amp.GradScaler(device.type, enabled=training.recipe.autocast is torch.float16)
+    scaler = torch.amp.GradScaler(device.type, enabled=training.autocast is torch.float16)
+    return fed(module, optimizer, scaler, batches)
+
+
+def fed(module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batches: int = 1) -> FedStep:
+    """Forward, backward and optimizer of a module that gives its loss. Of several `batches` the gradients stay on their
+    rank (no_sync of DDP) until the last of them."""
     count = 1  # DDP must have reduced once before it may leave it out
 
-    def step(images: Tensor, labels: Tensor) -> Tensor:
+    def step(*batch: Tensor) -> Tensor:
         nonlocal count
         optimizer.zero_grad(set_to_none=True)
         for left in reversed(range(count)):
             with without_sync(module) if left else nullcontext():
-                loss: Tensor = module(images, labels).mean()
+                loss: Tensor = module(*batch).mean()
                 scaler.scale(loss / count if count > 1 else loss).backward()  # type: ignore[no-untyped-call]
         count = batches
         scaler.step(optimizer)
@@ -215,7 +245,7 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
 def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]:
     """A training step on a synthetic batch, and the same without communication, after which ranks differ."""
     images, labels = synthetic_batch(rank, training)
-    if training.recipe.graph:
+    if training.graph:
         return cuda_graph.steps(rank, network(training, rank.device), training, images, labels, together=together)
     module = module_of(rank, training, together=together)
     step = partial(eager(module, training, rank.device), images, labels)
@@ -224,102 +254,84 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
 
 @returns_memory
 def train_throughput(
-    rank: Rank,
-    recipe: str,
-    workload: Workload = recipes.USUAL,
-    *,
-    together: bool = True,
-    communication: bool = False,
-    busy: bool = False,
+    rank: Rank, recipe: str, workload: Workload = recipes.USUAL, *, together: bool = True, closely: bool = False
 ) -> list[Reading]:
     """Images/s of a training loop: forward, loss, backward, optimizer; the median of three samples.
 
     `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
     slowest. Otherwise each GPU trains a model of its own at the same time, which a slow neighbour cannot pull down.
-    `communication`: also the share of a step that communication takes: laps with and without it take turns. `busy`:
-    also the share of the time in which each GPU is busy. FloatingPointError if the loss is not finite, MemoryError if a
-    batch that was asked for does not fit.
+    `closely`: also the share of a step that communication takes, of several ranks, by laps with and without it in
+    turns, and the share of the time in which each GPU is busy. FloatingPointError if the loss is not finite,
+    MemoryError if a batch that was asked for does not fit.
     """
     training = recipes.plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
-    count, images = training.recipe.steps, ranks * training.recipe.batch
     if rank.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()  # for `_details`
+        torch.cuda.reset_peak_memory_stats()  # for `details`
     conditions = training.conditions(ranks)
     try:
-        with rank.phase(f"{training}, {ranks} rank(s)"), precision(training.recipe):
-            laps = _laps(rank, training, together, communication, busy)
-            record_losses(rank, conditions, laps.course, together=together)
+        with rank.phase(f"{training}, {ranks} rank(s)"), precision(training):
+            step, alone = steps_of(rank, training, together=together)
+            course = [lap(rank, step, each, together=together) for each in (1, training.warm_up)]
+            quiet = alone if closely and ranks > 1 else None
+            laps = sampled(rank, course, step, quiet, training.steps, together=together, busy=closely)
+            record_losses(rank, conditions, course, together=together)
     except torch.cuda.OutOfMemoryError as error:
         memory = torch.cuda.get_device_properties(rank.device).total_memory / GiB
         raise MemoryError(
             f"{training} does not fit into the {memory:.0f} GiB of this GPU: another process holds memory, or choose "
             "a smaller batch"
         ) from error
-    samples = tuple(images * count / each.seconds for each in laps.usual)
-    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
-    readings = [Reading(metric, median(samples), conditions, samples, place, _details(rank, training, laps))]
-    if communication:
-        means = ([each.mean for each in some] for some in (laps.usual, laps.quiet))
-        readings.append(communication_share(rank, conditions, *means))
-    if busy and (shares := tuple(each for each in laps.busy if each is not None)):
-        readings.append(Reading("train_utilization", median(shares), conditions, shares))
+    about = details(rank, f"in {training.arithmetic}", course[0], laps.usual, laps.quiet)
+    if rank.device.type == "cuda":
+        tried = training.tried
+        about["convolutions"] = f"by the fastest of {tried} algorithms" if tried else "as cuDNN's heuristics choose"
+    readings = [throughput("train_throughput", ranks * training.batch, laps.usual, conditions, together, about)]
+    if quiet:
+        readings.append(communication_share(rank, conditions, *([each.mean for each in some] for some in laps[:2])))
+    if closely and laps.busy:
+        readings.append(Reading("train_utilization", median(laps.busy), conditions, tuple(laps.busy)))
     return readings
 
 
-class Laps(NamedTuple):
-    usual: list[Lap]  # the samples
-    quiet: list[Lap]  # samples without communication, where asked for
-    busy: list[float | None]  # how busy the GPU was in each of the usual ones, where asked for
-    course: list[Lap]  # all in their order, from the first step on
+def throughput(
+    metric: str,
+    units: int,
+    laps: Iterable[Lap],
+    conditions: Mapping[str, Condition],
+    together: bool,
+    details: Mapping[str, Condition] = {},
+    state: GpuState | None = None,
+) -> Reading:
+    """Images or tokens/s, of so many in a step: of all ranks `together`, or of this one ("solo_")."""
+    rates = tuple(units / each.mean for each in laps)
+    name, place = (metric, WORLD) if together else (f"solo_{metric}", None)
+    return Reading(metric_under(name, conditions), median(rates), conditions, rates, place, details, state)
 
 
-def _laps(rank: Rank, training: Plan, together: bool, communication: bool, busy: bool) -> Laps:
-    step, alone = steps_of(rank, training, together=together)
-    laps = Laps([], [], [], [])
-
-    def run(what: Step, count: int) -> Lap:
-        laps.course.append(lap(rank, what, count, together=together))
-        return laps.course[-1]
-
-    run(step, 1)
-    run(step, training.recipe.warm_up)
-    if communication:
-        run(alone, 1)
-    if rank.size > 1:
-        line_up(rank)  # also ranks that train alone: beside neighbours that still warm up they would be faster
-    for _ in range(SAMPLES):
-        laps.usual.append(run(step, training.recipe.steps))
-        if busy:
-            laps.busy.append(utilization(rank, laps.usual[-1]))
-        if communication:
-            laps.quiet.append(run(alone, training.recipe.steps))
-    return laps
-
-
-def _details(rank: Rank, training: Plan, laps: Laps) -> dict[str, Condition]:
-    """What the figure was computed with, that it learned, and how long the steps of each rank took."""
-    times = sorted(seconds for each in laps.usual for seconds in each.steps)
+def details(
+    rank: Rank, computed: str, first: Lap, usual: Sequence[Lap], quiet: Sequence[Lap] = ()
+) -> dict[str, Condition]:
+    """What a throughput was computed with, that the network learned, and how long the steps of each rank took."""
+    times = sorted(seconds for each in usual for seconds in each.steps)
     # Ranks that wait for each other show one time: without communication each shows its own.
-    own = median(seconds for each in (laps.quiet or laps.usual) for seconds in each.steps)
+    own = median(seconds for each in (quiet or usual) for seconds in each.steps)
     p95 = times[math.ceil(0.95 * len(times)) - 1]
     memory, index = (torch.cuda.max_memory_allocated(), rank.gpu.index) if rank.gpu is not None else (0, rank.index)
-    every = everyones(rank, [median(times), p95, own, memory, index, laps.course[0].loss, laps.usual[-1].loss])
+    every = everyones(rank, [median(times), p95, own, memory, index, first.loss, usual[-1].loss])
     steps, p95s, owns, memories, indices, before, after = zip(*every, strict=True)
-    details: dict[str, Condition] = {
-        "computed": f"in {training.recipe}",
+    found: dict[str, Condition] = {
+        "computed": computed,
         "step": f"{ms(median(steps))}, 95 % within {ms(max(p95s))}",
     }
     if rank.size > 1:
-        alone = " without communication" if laps.quiet else ""
+        alone = " without communication" if quiet else ""
         who = f"{'rank' if rank.gpu is None else 'GPU'} {indices[owns.index(max(owns))]:.0f}"
-        details["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
-    details["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
-    if memory:
-        tried = training.recipe.tried
-        details["convolutions"] = f"by the fastest of {tried} algorithms" if tried else "as cuDNN's heuristics choose"
-        details["memory"] = f"{max(memories) / GiB:.1f} GiB a GPU"
-    return details
+        found["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
+    found["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
+    if rank.gpu is not None:
+        found["memory"] = f"{max(memories) / GiB:.1f} GiB a GPU"
+    return found
 
 
 # DDP and FSDP: a copy of the network on every rank, or a part of its weights, their gradients and the state of the
@@ -382,8 +394,7 @@ def fully_sharded(
 
 def own_shard(rank: Rank, whole: Tensor) -> Tensor:
     """The part of a tensor that FSDP keeps on this rank; empty if there are fewer rows than ranks."""
-    shards = whole.chunk(rank.size)
-    return shards[rank.index] if rank.index < len(shards) else whole[:0]
+    return dict(enumerate(whole.chunk(rank.size))).get(rank.index, whole[:0])
 
 
 def held(parameter: Tensor) -> Tensor:

@@ -43,7 +43,16 @@ def off_torch(device: torch.device) -> float:
     x, identity, upstream = random(*shape[0]), random(*shape[1]), random(*shape[1])
     scales = 0.5 + torch.rand((4, 128), generator=generator, device=device)
 
-    def results(train: Callable[[Tensor, Tensor, nn.BatchNorm2d, nn.BatchNorm2d], Tensor]) -> list[Tensor]:
+    def with_kernels(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
+        value, again = _MaxPool.apply(_norm(first, x))
+        joined: Tensor = _norm(second, value, identity + again)[0]
+        return joined
+
+    def with_torch(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
+        value = nn.functional.max_pool2d(first(x).relu(), 3, 2, 1)
+        return torch.relu(second(value) + (identity + value))
+
+    def results(train: Callable[..., Tensor]) -> list[Tensor]:
         norms = [nn.BatchNorm2d(128, device=device) for _ in range(2)]
         weights = [parameter for norm in norms for parameter in norm.parameters()]
         for parameter, scale in zip(weights, scales, strict=True):
@@ -54,21 +63,9 @@ def off_torch(device: torch.device) -> float:
         gradients = [each.grad for each in (*given, *weights) if each.grad is not None]
         return [out.detach(), *gradients, *(buffer for norm in norms for buffer in norm.buffers() if buffer.dim())]
 
-    by_both = zip(results(_with_kernels), results(_with_torch), strict=True)
+    by_both = zip(results(with_kernels), results(with_torch), strict=True)
     parts = [(ours.float() - torchs.float()).norm() / torchs.float().norm() for ours, torchs in by_both]
     return float(torch.stack(parts).max())  # NaN is the largest
-
-
-def _with_kernels(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
-    value, again = _MaxPool.apply(_norm(first, x))
-    joined: Tensor = _norm(second, value, identity + again)[0]
-    return joined
-
-
-def _with_torch(x: Tensor, identity: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d) -> Tensor:
-    value = nn.functional.max_pool2d(first(x).relu(), 3, 2, 1)
-    joined: Tensor = second(value) + (identity + value)
-    return joined.relu()
 
 
 # Whoever is used twice hands out a pair of itself: then the two gradients are not added up by a kernel of their own.

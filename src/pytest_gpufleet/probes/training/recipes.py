@@ -14,9 +14,11 @@ SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a network is trained; a throughput without its recipe means nothing. `str()` says it in words."""
+class Plan:
+    """How a network is trained: a recipe, and from `model` on what a device was asked for. A throughput without it
+    means nothing."""
 
+    name: str  # of the recipe
     batch: int  # images a GPU and step, halved until they fit into the GPU's memory
     megabytes_per_image: float  # of ResNet-50
     warm_up: int
@@ -30,8 +32,13 @@ class Recipe:
     tried: int = 4
     memory_format: torch.memory_format = torch.contiguous_format
     graph: bool = False  # flat parameters, kernels of our own, the whole step a CUDA graph: see cuda_graph.py
+    model: str = "resnet50"
+    pixels: int = 224
+    optimizer: str = "sgd"
+    kind: str = ""  # of workload; empty for the one that limits are made for
 
-    def __str__(self) -> str:
+    @property
+    def arithmetic(self) -> str:
         words = "TF32" if self.tf32 else "fp32 without TF32"
         if self.autocast is not None:
             words = f"{SHORT[self.autocast]} autocast{', gradient scaling' * (self.autocast is torch.float16)}"
@@ -40,27 +47,34 @@ class Recipe:
             words += "BatchNorm, ReLU, add and max pooling, CUDA graph of the whole step"
         return f"{words}, {'channels_last' if self.memory_format is torch.channels_last else 'NCHW'}"
 
+    def conditions(self, ranks: int) -> dict[str, Condition]:
+        """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
+        size: dict[str, Condition] = {"ranks": ranks, "batch": self.batch, "image": self.pixels}
+        optimizer = {} if self.optimizer == "sgd" else {"optimizer": self.optimizer}
+        kind = {"workload": self.kind} if self.kind else {}
+        return {"model": self.model, "recipe": self.name, **size, **optimizer, **kind}
 
+    def __str__(self) -> str:
+        return f"{self.model}, recipe {self.name}, batch {self.batch}, {self.optimizer}"
+
+
+_FP32 = Plan("fp32", 64, 90, warm_up=10, steps=15, tried=10)
+_TF32 = replace(_FP32, name="tf32", batch=128, steps=10, tf32=True, tried=0)
 _LAST = torch.channels_last
-_MIXED = Recipe(1024, 45, warm_up=6, steps=5, autocast=torch.float16, tf32=True, memory_format=_LAST)
-RECIPES = {
-    "fp32": Recipe(64, 90, warm_up=10, steps=15, tried=10),
-    "tf32": Recipe(128, 90, warm_up=10, steps=10, tf32=True, tried=0),
-    "amp": replace(_MIXED, tried=0),
-    "bf16": replace(_MIXED, autocast=torch.bfloat16),
-    # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
-    "peak": replace(_MIXED, warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True),
-}
+_AMP = Plan("amp", 1024, 45, warm_up=6, steps=5, autocast=torch.float16, tf32=True, tried=0, memory_format=_LAST)
+_BF16 = replace(_AMP, name="bf16", autocast=torch.bfloat16, tried=4)
+# The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
+_PEAK = replace(_BF16, name="peak", warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True)
+RECIPES = {each.name: each for each in (_FP32, _TF32, _AMP, _BF16, _PEAK)}
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
 MODELS = {"resnet50": 1.0, "resnet101": 1.5, "resnet152": 2.1}
-PIXELS = 224
 
 # On CPU ranks a small network, small images and few steps stand in; the conditions of the figure say so. It is smaller
 # than any of torchvision's: ResNet-18 with one block a stage, a third of the work, half the gradients to reduce.
-REHEARSAL_MODEL, REHEARSAL_PIXELS = "resnet10", 32
+REHEARSAL_MODEL = "resnet10"
 REHEARSAL: dict[str, Any] = {
-    "batch": 8, "warm_up": 1, "steps": 1,
+    "model": REHEARSAL_MODEL, "pixels": 32, "batch": 8, "warm_up": 1, "steps": 1,
     "tf32": False, "autocast": None, "weights": torch.float32,
 }  # fmt: skip
 
@@ -95,31 +109,6 @@ class Workload:
 USUAL = Workload()
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A recipe and a workload, fitted to a device."""
-
-    name: str  # of the recipe
-    recipe: Recipe
-    model: str
-    pixels: int
-    optimizer: str
-    kind: str  # of workload; empty for the one that limits are made for
-
-    def conditions(self, ranks: int) -> dict[str, Condition]:
-        """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
-        size: dict[str, Condition] = {"ranks": ranks, "batch": self.recipe.batch, "image": self.pixels}
-        optimizer = {} if self.optimizer == "sgd" else {"optimizer": self.optimizer}
-        kind = {"workload": self.kind} if self.kind else {}
-        return {"model": self.model, "recipe": self.name, **size, **optimizer, **kind}
-
-    def with_batch(self, batch: int) -> "Plan":
-        return replace(self, recipe=replace(self.recipe, batch=batch))
-
-    def __str__(self) -> str:
-        return f"{self.model}, recipe {self.name}, batch {self.recipe.batch}, {self.optimizer}"
-
-
 def most_images(pixels: int) -> int:
     """The largest batch: kernels, several of torch's too, count elements in 32 bits, of which a ResNet's first
     convolution makes most, 64 channels of half the pixels in each direction."""
@@ -134,16 +123,16 @@ def fitting(name: str, model: str, memory: float) -> int:
 def plan(name: str, workload: Workload, device: torch.device, kind: str = "", most: int | None = None) -> Plan:
     """The training that a device is given for a recipe. `kind` of workload, if it is not the one that limits are made
     for; at `most` so many images a GPU, unless a batch was asked for."""
-    recipe, model, pixels = RECIPES[name], workload.model, PIXELS
-    if device.type == "cpu":
-        recipe, model, pixels = replace(recipe, **REHEARSAL), REHEARSAL_MODEL, REHEARSAL_PIXELS
-    batch = recipe.batch
-    while device.type != "cpu" and batch > fitting(name, model, torch.cuda.get_device_properties(device).total_memory):
+    on_cpu = device.type == "cpu"
+    made = replace(RECIPES[name], **{"model": workload.model, **(REHEARSAL if on_cpu else {})})
+    batch = made.batch
+    while not on_cpu and batch > fitting(name, made.model, torch.cuda.get_device_properties(device).total_memory):
         batch //= 2
-    recipe = replace(
-        recipe,
+    return replace(
+        made,
         batch=workload.batch or min(batch, most or batch),
-        steps=workload.steps or recipe.steps,
-        warm_up=workload.warm_up or recipe.warm_up,
+        steps=workload.steps or made.steps,
+        warm_up=workload.warm_up or made.warm_up,
+        optimizer=workload.optimizer,
+        kind=kind or ("" if workload == USUAL else "custom"),
     )
-    return Plan(name, recipe, model, pixels, workload.optimizer, kind or ("" if workload == USUAL else "custom"))

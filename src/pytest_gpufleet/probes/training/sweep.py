@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 
 import torch
 from torch.nn.parallel import DataParallel
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB, metric_under
+from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import everyones
 from pytest_gpufleet.probes.training import loop
@@ -44,31 +43,29 @@ def throughput_of(
     if together:
         conditions["method"] = way.method
     if in_threads := together and way.method == "dp":
-        training, here = training.with_batch(way.batch * gpus), {**dict(enumerate(places))}
+        training, here = replace(training, batch=way.batch * gpus), {**dict(enumerate(places))}
     if rank.device.type == "cpu":
         here = {}  # whose memory nobody counts
     for device in here:
         torch.cuda.reset_peak_memory_stats(device)
     # What cuDNN has found to be the fastest it keeps for a thread, and DataParallel starts new ones in every step.
-    settings = loop.precision(training.recipe, benchmark=not in_threads)
+    settings = loop.precision(training, benchmark=not in_threads)
     with rank.phase(f"{training}, {way.accumulated} batch(es) a step, {way.method} on {gpus} rank(s)"), settings:
         model = loop.network(training, rank.device)
         stages = [child for name, child in model.named_children() if name.startswith("layer")]
-        module = loop.under(way.method if gpus > 1 else "", rank, loop.WithLoss(model, training.recipe), stages)
+        module = loop.under(way.method if gpus > 1 else "", rank, loop.WithLoss(model, training), stages)
         if in_threads and gpus > 1:
             # One process, a thread for each GPU: PyTorch advises against it, and old code still has it.
             module = DataParallel(module, device_ids=list(range(gpus)), output_device=rank.device)
         data = loop.synthetic_batch(rank, training)
         step = partial(loop.eager(module, training, rank.device, fused=False, batches=way.accumulated), *data)
-        (mean,) = loop.slowest_of(rank, [loop.lap(rank, step, training.recipe.warm_up, together=together).mean])
-        count = max(training.recipe.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
+        (mean,) = loop.slowest_of(rank, [loop.lap(rank, step, training.warm_up, together=together).mean])
+        count = max(training.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
         loop.lap(rank, step, 1)  # from here on side by side, also those that train alone
         laps = [loop.lap(rank, step, count, together=together) for _ in range(loop.SAMPLES)]
-    samples = tuple(gpus * way.batch * way.accumulated * count / each.seconds for each in laps)
-    metric, place = ("train_throughput", WORLD) if together else ("solo_train_throughput", None)
     memory = {at: torch.cuda.max_memory_allocated(device) / GiB for device, at in here.items()}
     return [
-        Reading(metric_under(metric, conditions), median(samples), conditions, samples, place),
+        loop.throughput("train_throughput", gpus * way.batch * way.accumulated, laps, conditions, together),
         *(Reading("train_memory", used, conditions, place=at) for at, used in memory.items()),
     ]
 
@@ -91,7 +88,7 @@ def fill_memory(
     looked for; once training has begun it is an error."""
     training = plan(recipe, workload, rank.device, "sweep")
     # Trying algorithms would fail at random with so little memory left.
-    with loop.precision(training.recipe, benchmark=False):
+    with loop.precision(training, benchmark=False):
         _trainer(rank, training)  # libraries take memory at their first use, and keep it
         loop.release(rank.device)
         free, total = torch.cuda.mem_get_info()
@@ -110,7 +107,7 @@ def fill_memory(
 
 def full(training: Plan, used: int, total: int) -> bool:
     """Whether as much was in use as should be, or no kernel takes a larger batch."""
-    return used >= FILLED * total or training.recipe.batch >= most_images(training.pixels)
+    return used >= FILLED * total or training.batch >= most_images(training.pixels)
 
 
 def _trainer(rank: Rank, training: Plan) -> Callable[..., float]:
@@ -119,7 +116,7 @@ def _trainer(rank: Rank, training: Plan) -> Callable[..., float]:
     step = loop.eager(module, training, rank.device)
 
     def train(batch: int, steps: int, alone: bool = False) -> float:
-        data = loop.synthetic_batch(rank, training.with_batch(batch))
+        data = loop.synthetic_batch(rank, replace(training, batch=batch))
         with loop.without_sync(module) if alone else nullcontext():
             return loop.lap(rank, lambda: step(*data), steps, together=not alone).mean
 
@@ -140,7 +137,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
 
     with rank.phase(f"{training}: look for the batch that fills the memory"):
         batch = largest(fits, SMALLEST, most_images(training.pixels))
-    training = training.with_batch(batch)
+    training = replace(training, batch=batch)
     loop.release(rank.device)
     with rank.phase(f"{training}: {seconds:g} s in full memory"):
         steps = max(2, round(seconds / loop.slowest_of(rank, [train(batch, 2)])[0]))

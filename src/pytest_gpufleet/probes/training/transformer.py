@@ -8,8 +8,8 @@ every precision and every way to train on several GPUs.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn import functional
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import must_have
@@ -123,20 +123,13 @@ class Block(nn.Module):
         self.gate, self.up, self.down = (Linear(*each, bias=False) for each in (wide, wide, wide[::-1]))
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        x = x + self._attention(self.before_attention(x), rotation)
-        return x + self._hidden(self.before_hidden(x))
-
-    def _attention(self, x: Tensor, rotation: Tensor) -> Tensor:
-        q, k, v = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.queries, self.keys, self.values)
-        )
+        own, parts = self.before_attention(x), (self.queries, self.keys, self.values)
+        q, k, v = (part(own).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = functional.scaled_dot_product_attention(rotated(q, rotation), rotated(k, rotation), v, is_causal=True)
-        together: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return together
-
-    def _hidden(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return down
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        own = self.before_hidden(x)
+        result: Tensor = x + self.down(functional.silu(self.gate(own)) * self.up(own))
+        return result
 
 
 class Transformer(nn.Module):
@@ -228,17 +221,9 @@ def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Ste
     """A step of training, and AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch
     do not fuse."""
     parameters = list(module.parameters())
-    fused = method != "fsdp" and parameters[0].device.type == "cuda"
-    optimizer = make_optimizer("adamw", parameters, fused=fused)
-
-    def step() -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = module(*data)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.detach()
-
-    return step, optimizer
+    device = parameters[0].device.type
+    optimizer = make_optimizer("adamw", parameters, fused=method != "fsdp" and device == "cuda")
+    return partial(loop.fed(module, optimizer, torch.amp.GradScaler(device, enabled=False)), *data), optimizer
 
 
 @loop.returns_memory
@@ -258,47 +243,32 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         made = transformer(shape, RECIPE, rank.device)
         module = loop.under(method, rank, made, made.blocks, made.dtype)
         step, _ = trainer(module, method, sequences(shape, batch, 1 + rank.index, rank.device))
-        first = loop.lap(rank, step, 1, together=together)
-        samples_of = [step] if method != "ddp" else [step, loop.without_communication(module, step)]
-        tried = loop.lap(rank, step, 2)
-        each_sample = seconds / loop.SAMPLES / len(samples_of)
-        count = agree(rank, max(LEAST_STEPS, math.ceil(each_sample / tried.mean)))
-        warm_up = max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - len(tried.steps))
-        warm = loop.lap(rank, step, warm_up, together=together)
+        quiet = loop.without_communication(module, step) if method == "ddp" else None
+        course = [loop.lap(rank, step, 1, together=together), loop.lap(rank, step, 2)]
+        each_sample = seconds / loop.SAMPLES / (2 if quiet else 1)
+        count = agree(rank, max(LEAST_STEPS, math.ceil(each_sample / course[-1].mean)))
+        warm_up = max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - 2)
+        course.append(loop.lap(rank, step, warm_up, together=together))
         with Watch(rank.gpu) as watch:
-            laps = [[loop.lap(rank, each, count) for each in samples_of] for _ in range(loop.SAMPLES)]
-    course = [first, tried, warm, *(each for pair in laps for each in pair)]
+            laps = loop.sampled(rank, course, step, quiet, count, together=True)
     # Of another workload than ResNet, so that no limit of that holds for it.
     size: dict[str, Condition] = {"batch": batch, "sequence": shape.sequence}
     under = {"model": model, "recipe": RECIPE, "ranks": rank.size if together else 1, **size, "workload": "transformer"}
-    alone, under = under | {"ranks": 1}, under | ({"method": method} if method else {})
+    alone, under = under | {"ranks": 1, "method": NO_SYNC}, under | ({"method": method} if method else {})
     loop.record_losses(rank, under, course, together=together)
-    usual, *quiet = zip(*laps, strict=True)
-    readings = [_throughput(rank, shape, under, first, usual, watch.state)]
-    for each in quiet:
-        readings.append(_throughput(rank, shape, alone | {"method": NO_SYNC}, first, each, watch.state))
-        means = ([one.mean for one in some] for some in (usual, each))
-        readings.append(loop.communication_share(rank, under, *means))
+
+    def reading(of: list[loop.Lap], conditions: dict[str, Condition], together: bool) -> Reading:
+        tokens = (rank.size if together else 1) * batch * shape.sequence  # of a step
+        flop = batch * shape.sequence / median(each.mean for each in of) * shape.flop_a_token
+        about = loop.details(rank, "in bf16, with weights, optimizer and loss in fp32", course[0], of)
+        about["TFLOP/s a GPU"] = float(f"{flop / 1e12:.4g}")
+        return loop.throughput("token_throughput", tokens, of, conditions, together, about, watch.state)
+
+    readings = [reading(laps.usual, under, together)]
+    if quiet:
+        readings.append(reading(laps.quiet, alone, False))
+        readings.append(loop.communication_share(rank, under, *([each.mean for each in some] for some in laps[:2])))
     return readings
-
-
-def _throughput(
-    rank: Rank, shape: Shape, under: dict[str, Any], first: loop.Lap, laps: Sequence[loop.Lap], state: GpuState | None
-) -> Reading:
-    tokens = under["ranks"] * under["batch"] * shape.sequence  # of a step
-    rates = tuple(tokens * len(each.steps) / each.seconds for each in laps)
-    flop = median(rates) / under["ranks"] * shape.flop_a_token
-    details: dict[str, Condition] = {
-        "computed": "in bf16, with weights, optimizer and loss in fp32",
-        "step": loop.ms(median(seconds for each in laps for seconds in each.steps)),
-        "TFLOP/s a GPU": float(f"{flop / 1e12:.4g}"),
-        "loss": f"{first.loss:.3g} at first, {laps[-1].loss:.3g} in the end",
-    }
-    if rank.device.type == "cuda":
-        details["memory"] = f"{torch.cuda.max_memory_allocated() / GiB:.1f} GiB a GPU"
-    together = under.get("method") in TOGETHER
-    metric, place = ("token_throughput", WORLD) if together else ("solo_token_throughput", None)
-    return Reading(metric, median(rates), under, rates, place, details, state)
 
 
 # Whether a transformer is trained right: as in float32, as on one GPU, and to the same bits on all ranks.
