@@ -109,12 +109,12 @@ def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None
     name = SWITCH_PORTS.name
     found = {node.number: SWITCH_PORTS.of({name: node.now(name)}) for node in machine.nodes if node.machine}
     read = {node: ports for node, ports in found.items() if not isinstance(ports, Missing)}
-    known = {node: {each.port: each.switch for each in ports if each.switch} for node, ports in read.items()}
+    known = {node: {port: switch for port, switch in ports.items() if switch} for node, ports in read.items()}
     expect_none(rails.wired_otherwise("cable_swapped", known))
     missing = {node: ports for node, ports in found.items() if isinstance(ports, Missing)}
     if not read and all(each.absent for each in missing.values()):
         not_applicable("\n".join(f"node {node}: {why}" for node, why in missing.items()))
-    silent = {node: ", ".join(each.port for each in ports if not each.switch) for node, ports in read.items()}
+    silent = {node: ", ".join(port for port, switch in ports.items() if not switch) for node, ports in read.items()}
     why = [f"node {node}: {each}" for node, each in missing.items()]
     why += [f"node {node}: no switch answers at {ports}" for node, ports in silent.items() if ports]
     if why:

@@ -86,15 +86,14 @@ def two_sockets(machine):
 
 
 def set_modules(**of_the_fourth):
-    module = {"bytes": 64 << 30, "type": "DDR5", "speed": 5600, "configured_speed": 4800}
+    module = {"bytes": 64 << 30, "type": "DDR5", "configured_speed": 4800}
     modules = [{**module, "locator": f"DIMM_{slot}", **(of_the_fourth if slot == 3 else {})} for slot in range(16)]
     return set_host(memory_modules=modules)
 
 
 def memory_errors(uncorrected=0):
     counts = {"corrected": 3, "uncorrected": uncorrected}
-    module = {"label": "DIMM_A1", "location": "channel 0 slot 0", **counts}
-    return set_host(memory_errors=[{"controller": "mc0", "driver": "", "seconds": 900, "modules": [module], **counts}])
+    return set_host(memory_errors=[{"name": "DIMM_A1 (mc0, channel 0 slot 0)", "counts": counts, "seconds": 900}])
 
 
 def fell_off(device):
@@ -109,8 +108,8 @@ def topology_file(**read):
     return set_host(topology_file={"path": "/opt/microsoft/ndv5-topo.xml", **read})
 
 
-def narrow(gpu, port):
-    return {"pcie_width": 8, "pcie_width_max": 8, "pcie_width_able": {"gpu": gpu, "port": port}}
+def narrow(gpu):
+    return {"pcie_width": 8, "pcie_width_max": 8, "pcie_width_able": {"gpu": gpu}}
 
 
 HARMLESS_LOG = """

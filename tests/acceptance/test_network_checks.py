@@ -166,8 +166,8 @@ def test_lost_packets_are_those_since_the_run_began():
 
 def test_cables_in_the_switch_of_another_rail():
     def wired(order):
-        each = enumerate(f"leaf-{leaf}" if leaf is not None else "" for leaf in order)
-        return {"switch_ports": [{"port": f"mlx5_{number}/1", "switch": switch} for number, switch in each]}
+        named = (f"leaf-{leaf}" if leaf is not None else "" for leaf in order)
+        return {"switch_ports": {f"mlx5_{number}/1": switch for number, switch in enumerate(named)}}
 
     check = "test_cables_are_in_the_switches_of_their_peers"
     usual, swapped = wired(range(8)), wired((0, 1, 5, 3, 4, 2, 6, 7))

@@ -1,5 +1,7 @@
 """What is read of a BMC: broken parts are named, and machines that only look so pass."""
 
+from datetime import date
+
 import pytest
 from msgspec.structs import replace
 
@@ -174,7 +176,8 @@ def check_all(first, now, notice=lambda faults: None):
 
 def test_the_checks(tmp_path):
     sound = read(tmp_path / "sound")
-    assert (sound.log.today, sound.log.events[0].day, sound.log.events[1].day) == ("2025-06-18", "2025-06-16", None)
+    days = [bmc._day(at) for at in (sound.log.now, *(event.at for event in sound.log.events[:2]))]
+    assert days == [date(2025, 6, 18), date(2025, 6, 16), None]
     dead = read(tmp_path / "dead", (SUPPLIES, DEAD))
     assert check_all(dead, dead) == {**dict.fromkeys(CHECKS, "passed"), CHECKS[0]: "failed", CHECKS[-1]: "failed"}
     assert set(check_all(None, None).values()) == {"not applicable"}

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import Packets, PcieLink, Port
-from pytest_gpufleet.machine.rails import SwitchPort, between, lost_packets, read_switches, read_tcp, wired_otherwise
+from pytest_gpufleet.machine.rails import between, lost_packets, read_switches, read_tcp, wired_otherwise
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.gpu import Gpu
@@ -352,15 +352,15 @@ Guid:............................0xb8cef60300fb1234
 
 
 @pytest.mark.parametrize(("layer", "text", "found"), [
-    ("Ethernet", LLDP, SwitchPort("mlx5_3/1", "leaf-3")),
-    ("InfiniBand", NODE_INFO.format(kind="Switch"), SwitchPort("mlx5_3/1", "0xb8cef60300fb1234")),
+    ("Ethernet", LLDP, "leaf-3"),
+    ("InfiniBand", NODE_INFO.format(kind="Switch"), "0xb8cef60300fb1234"),
     ("InfiniBand", NODE_INFO.format(kind="Channel Adapter"), None),  # another node, without a switch between
     ("Ethernet", "", None),
 ])  # fmt: skip
 def test_the_switch_at_the_other_end_of_a_cable(monkeypatch, layer, text, found):
     monkeypatch.setattr(network_ports, "read", lambda: ports(1, first=3, interface="ens3np0", link_layer=layer))
     if found:
-        assert read_switches(lambda *command: text) == [found]
+        assert read_switches(lambda *command: text) == {"mlx5_3/1": found}
     else:
         with pytest.raises(Unreadable):
             read_switches(lambda *command: text)

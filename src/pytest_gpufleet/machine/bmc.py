@@ -31,20 +31,19 @@ class Sensor(msgspec.Struct, frozen=True):
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
-    """`day`: None where the BMC did not know the time. `sensor`: with its type in front."""
+    """`sensor`: with its type in front."""
 
     id: str
     at: str
-    day: str | None
     sensor: str
     what: str
     asserted: bool
 
 
 class EventLog(msgspec.Struct, frozen=True):
-    """`today`: by the BMC's clock. `events`: the newest, oldest first."""
+    """`now`: by the BMC's clock. `events`: the newest, oldest first."""
 
-    today: str | None
+    now: str
     full: bool
     events: tuple[LoggedEvent, ...]
 
@@ -123,20 +122,20 @@ def _log(run: RunTool) -> EventLog:
     about = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
     full = about.get("Overflow") == "true" or about.get("Percent Used") == "100%"
     rows = _rows(run("ipmitool", "sel", "elist", "last", "200", seconds=60.0), "|")
-    clock = run("ipmitool", "sel", "time", "get").split()
+    clock = run("ipmitool", "sel", "time", "get").strip()
     events = (
-        LoggedEvent(row[0], f"{row[1]} {row[2]}", _day(row[1]), row[3], row[4], row[5] == "Asserted")
+        LoggedEvent(row[0], f"{row[1]} {row[2]}", row[3], row[4], row[5] == "Asserted")
         for row in rows
         if len(row) >= 6 and row[5] in ("Asserted", "Deasserted")
     )
-    return EventLog(_day(clock[0]) if clock else None, full, tuple(events))
+    return EventLog(clock, full, tuple(events))
 
 
-def _day(written: str) -> str | None:
-    """As ISO 8601 has it; None for "Pre-Init". 1.8.18 writes the year with four digits, 1.8.19 as the locale C does."""
+def _day(at: str) -> date | None:
+    """None for "Pre-Init". 1.8.18 writes the year with four digits, 1.8.19 as the locale C does."""
     for form in ("%m/%d/%Y", "%m/%d/%y"):
         with suppress(ValueError):
-            return datetime.strptime(written, form).date().isoformat()
+            return datetime.strptime(at.partition(" ")[0], form).date()
     return None
 
 
@@ -225,10 +224,10 @@ def _faults(
 
 def logged_errors(log: EventLog) -> list[Fault]:
     """Errors of the last LOG_DAYS that did not go away again. Those of which nobody knows the day count too."""
-    errors, over, day = [], set(), None
+    errors, over, day, today = [], set(), None, _day(log.now)
     for event in reversed(log.events):
-        day = event.day or day  # one that the BMC had no time for: before the next that has a day
-        recent = not day or not log.today or (date.fromisoformat(log.today) - date.fromisoformat(day)).days <= LOG_DAYS
+        day = _day(event.at) or day  # one that the BMC had no time for: before the next that has a day
+        recent = not day or not today or (today - day).days <= LOG_DAYS
         if not event.asserted:
             over.add((event.sensor, event.what))
         elif (event.sensor, event.what) not in over and _code(event, lasting=True) and recent:

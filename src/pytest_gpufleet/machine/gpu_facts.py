@@ -299,9 +299,9 @@ CONSTANTS: dict[str, Read] = {
 }
 PAIRED = "p2p"  # a constant too: by capability the nvmlGpuP2PStatus_t with every GPU (0 is OK)
 
-# What must not get worse. All of these are read around every test, so each is one cheap call. `remapped_rows`: see
-# health.RemappedRows. `slowdown_ns`: for how long the GPU has been slowed down by what must not slow it down, in
-# nanoseconds by the keys of COUNTED_SLOWDOWNS.
+# What must not get worse. All of these are read around every test, so each is one cheap call. `remapped_rows`: for
+# corrected errors and others, whether a reset is needed for more, and whether there was no spare row. `slowdown_ns`:
+# for how long what must not slow the GPU down has done so, by the keys of COUNTED_SLOWDOWNS.
 COUNTERS: dict[str, Read] = {
     "ecc_uncorrected_volatile": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_VOLATILE),
     "ecc_uncorrected_aggregate": lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, ECC_UNCORRECTED, ECC_AGGREGATE),

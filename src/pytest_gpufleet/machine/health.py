@@ -61,15 +61,6 @@ WORSE = {
 }
 
 
-class RemappedRows(NamedTuple):
-    """nvmlDeviceGetRemappedRows. `pending`: whether a reset is needed; `failed`: whether there was no spare row."""
-
-    corrected: int = 0
-    uncorrected: int = 0
-    pending: int = 0
-    failed: int = 0
-
-
 class ClocksUnderLoad(NamedTuple):
     """The highest clocks seen, in MHz, the clock event reasons of that moment, and the highest power, 0 if unknown."""
 
@@ -99,13 +90,13 @@ def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
     """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, and may have had
     errors."""
-    rows = RemappedRows(*(gpu.get("remapped_rows") or ()))
-    many = rows.uncorrected if rows.uncorrected >= REMAPPED_ROWS_LIMIT else 0
+    corrected, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
+    many = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
     rules = [
         ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),
-        ("row_remapping_pending", rows.pending, "row remapping pending: reset the GPU"),
-        ("row_remapping_failed", rows.failed, "row remapping failed: replace the GPU"),
+        ("row_remapping_pending", pending, "row remapping pending: reset the GPU"),
+        ("row_remapping_failed", failed, "row remapping failed: replace the GPU"),
         ("many_rows_remapped", many, "remapped rows: replace the GPU"),
         ("sram_threshold_exceeded", sram, "SRAM error threshold exceeded: replace the GPU"),
         ("page_retirement_pending", gpu.get("retired_pages_pending"), "page retirement pending: reset the GPU"),
@@ -116,7 +107,7 @@ def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
         if count > (most := CORRECTED_A_DAY[part]):
             rules.append(("many_corrected_errors", count, f"corrected errors in {part.upper()}, more than {most:,}"))
     if not used:
-        remapped = 0 if many or rows.pending or rows.failed else rows.corrected + rows.uncorrected
+        remapped = 0 if many or pending or failed else corrected + uncorrected
         lifetime = 0 if volatile else gpu.get("ecc_uncorrected_aggregate")
         rules += [
             ("new_gpu_remapped_rows", remapped, "remapped rows, and a new GPU has none"),
@@ -227,7 +218,7 @@ def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 def corrected_rows(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
-    more = RemappedRows(*now["remapped_rows"]).corrected - RemappedRows(*before["remapped_rows"]).corrected
+    more = now["remapped_rows"][0] - before["remapped_rows"][0]
     what = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
     return [gpu_fault("many_corrected_errors", before, what)] if more > CORRECTED_ROWS else []
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,31 +81,21 @@ def _bytes(values: bytes) -> int | None:
 
 
 @dataclass(frozen=True)
-class CountedModule:
-    """`label`: as the firmware or the administrator called it. `location`: "channel 3 slot 0"."""
+class Counted:
+    """Errors of a module, "DIMM_A1 (mc0, channel 0 slot 0)", in `seconds`, since its counters were last set to 0; or,
+    if it is no `module`, what a memory controller counts for none of its own."""
 
-    label: str
-    location: str | None = None
-    corrected: int | None = None
-    uncorrected: int | None = None
-
-
-@dataclass(frozen=True)
-class Controller:
-    """A memory controller ("mc0") with its errors in `seconds`, since they were last set to 0."""
-
-    controller: str
-    corrected: int | None = None
-    uncorrected: int | None = None
+    name: str
+    counts: Mapping[str, int]
     seconds: int | None = None
-    modules: tuple[CountedModule, ...] = ()
+    module: bool = True
 
 
 # The drivers that count, by the maker of the processors (drivers/edac/Kconfig).
 DRIVERS = {"GenuineIntel": "-a i10nm_edac skx_edac", "AuthenticAMD": "amd64_edac"}
 
 
-def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
+def errors(root: Path = Path("/")) -> tuple[Counted, ...]:
     controllers = sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
         about = tools.text(root / "proc/cpuinfo") or ""
@@ -114,16 +104,20 @@ def errors(root: Path = Path("/")) -> tuple[Controller, ...]:
             raise Absent("the memory modules correct no errors (SMBIOS type 17)")
         raise why_missing(root, VIRTUAL, "no EDAC driver counts the errors of host memory", f"modprobe {driver}")
     found = []
-    for each in controllers:
-        names = ("ce_count", "ue_count", "seconds_since_reset")
-        corrected, uncorrected, seconds = (tools.whole(each / name) for name in names)
-        modules = []
-        for dimm in sorted(each.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:])):
-            label, location = tools.text(dimm / "dimm_label") or dimm.name, tools.text(dimm / "dimm_location")
-            ce, ue = (tools.whole(dimm / f"dimm_{name}") for name in names[:2])
-            modules.append(CountedModule(label, location, ce, ue))
-        found.append(Controller(each.name, corrected, uncorrected, seconds, tuple(modules)))
+    for controller in controllers:
+        seconds, rest = tools.whole(controller / "seconds_since_reset"), _counts(controller, "")
+        for dimm in sorted(controller.glob("dimm[0-9]*"), key=lambda path: int(path.name[4:])):
+            counts = _counts(dimm, "dimm_")
+            rest = {kind: max(0, left - counts[kind]) for kind, left in rest.items()}
+            where = ", ".join(filter(None, (controller.name, tools.text(dimm / "dimm_location"))))
+            found.append(Counted(f"{tools.text(dimm / 'dimm_label') or dimm.name} ({where})", counts, seconds))
+        found.append(Counted(f"memory controller {controller.name}", rest, seconds, module=False))
     return tuple(found)
+
+
+def _counts(folder: Path, begin: str) -> dict[str, int]:
+    kinds = {"corrected": "ce", "uncorrected": "ue"}
+    return {kind: tools.whole(folder / f"{begin}{name}_count") or 0 for kind, name in kinds.items()}
 
 
 def _without_correction(root: Path) -> bool:
@@ -137,7 +131,7 @@ def _without_correction(root: Path) -> bool:
 
 
 MEMORY_MODULES = HostFact("memory_modules", tuple[Module, ...], modules, subject="memory")
-MEMORY_ERRORS = HostFact("memory_errors", tuple[Controller, ...], errors, subject="memory")
+MEMORY_ERRORS = HostFact("memory_errors", tuple[Counted, ...], errors, subject="memory")
 
 # Corrected errors of a day that are still healthy: mcelog.conf(5) has 10 for a module ([dimm] ce-error-threshold), and
 # 100 for what it cannot lay to any ([socket] mem-ce-error-threshold). Here they are for a run that is shorter, too.
@@ -151,42 +145,26 @@ CHANNEL_BYTES = 8  # of a transfer, whatever the module's number of chips
 MOST_MODULES_OF_A_CHANNEL = 2
 
 
-def recorded_errors(controllers: Iterable[Controller]) -> list[Fault]:
+def recorded_errors(counted: Iterable[Counted]) -> list[Fault]:
     """What the kernel has counted since it started, or since somebody set its counters to 0."""
-    named = ((each.seconds or DAY, errors) for each in controllers for errors in _errors_of(each))
-    return [fault for seconds, errors in named for fault in _faults(*errors, seconds)]
+    return [fault for each in counted for fault in _faults(each, each.seconds or DAY)]
 
 
-def errors_grown(before: Iterable[Controller], now: Iterable[Controller], seconds: float) -> list[Fault]:
+def errors_grown(before: Iterable[Counted], now: Iterable[Counted], seconds: float) -> list[Fault]:
     """What came on top of it between two readings so many seconds apart; all where counters began anew."""
-    then = {name: counts for controller in before for name, _, counts in _errors_of(controller)}
-    faults: list[Fault] = []
-    for name, allowed, counts in (each for controller in now for each in _errors_of(controller)):
-        both = list(zip(counts, then.get(name, counts), strict=True))
-        grown = [count - was if count >= was else count for count, was in both]
-        faults += _faults(name, allowed, grown, seconds)
-    return faults
+    then = {each.name: each.counts for each in before}
+    grown = (replace(each, counts=tools.grown(then.get(each.name, each.counts), each.counts)) for each in now)
+    return [fault for each in grown for fault in _faults(each, seconds)]
 
 
-def _errors_of(controller: Controller) -> Iterator[tuple[str, int, Sequence[int]]]:
-    """Each module, and what belongs to none: name, how many corrected errors a day are allowed, [corrected,
-    uncorrected]."""
-    rest = [controller.corrected or 0, controller.uncorrected or 0]
-    for module in controller.modules:
-        counts = [module.corrected or 0, module.uncorrected or 0]
-        rest = [max(0, left - count) for left, count in zip(rest, counts, strict=True)]
-        where = f", {module.location}" if module.location else ""
-        yield f"{module.label} ({controller.controller}{where})", CORRECTED_A_DAY, counts
-    yield f"memory controller {controller.controller}", CORRECTED_A_DAY_OF_NO_MODULE, rest
-
-
-def _faults(name: str, allowed: int, counts: Sequence[int], seconds: float) -> Iterator[Fault]:
-    corrected, uncorrected = counts
+def _faults(counted: Counted, seconds: float) -> Iterator[Fault]:
+    corrected, uncorrected = (counted.counts.get(kind, 0) for kind in ("corrected", "uncorrected"))
+    allowed = CORRECTED_A_DAY if counted.module else CORRECTED_A_DAY_OF_NO_MODULE
     if uncorrected > 0:
-        yield node_fault("host_memory_uncorrected", f"{name}: {uncorrected:,} uncorrected errors")
+        yield node_fault("host_memory_uncorrected", f"{counted.name}: {uncorrected:,} uncorrected errors")
     if corrected > allowed * max(1.0, seconds / DAY):
         what = f"{corrected:,} corrected errors in {seconds / 3600:.3g} h, {allowed} a day are still healthy"
-        yield node_fault("host_memory_corrected", f"{name}: {what}")
+        yield node_fault("host_memory_corrected", f"{counted.name}: {what}")
 
 
 def filled_slots(slots: Iterable[Module]) -> list[Module]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from msgspec.structs import astuple
 
 from pytest_gpufleet.machine import network_ports, tools
@@ -17,35 +16,29 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.place import Place
 
 
-class SwitchPort(msgspec.Struct, frozen=True):
-    """The `switch` that the cable of a `port` ("mlx5_0/1") ends in, by its name or GUID; "" where none answers."""
-
-    port: str
-    switch: str
-
-
-def read_switches(run: tools.RunTool = tools.output) -> list[SwitchPort]:
-    """Of ports at the highest rate, by LLDP (Ethernet), or asked over the cable (InfiniBand)."""
+def read_switches(run: tools.RunTool = tools.output) -> dict[str, str]:
+    """The switch in which the cable of each port ("mlx5_0/1") at the highest rate ends, by name or GUID, "" if silent:
+    by LLDP (Ethernet), or asked over the cable (InfiniBand)."""
     ports = [port for port in fastest_ports(network_ports.read()) if port.adapter not in VIRTUAL_FUNCTIONS]
     if not ports:
         raise Absent("no network adapter with its own cable has an active port")
-    found = [each for port in ports if (each := _switch(port, run))]
-    if not any(each.switch for each in found):
+    found = {port.port: switch for port in ports if (switch := _switch(port, run)) is not None}
+    if not any(found.values()):
         raise Unreadable("no switch says which of its ports is connected", "turn LLDP on in the switches")
     return found
 
 
-def _switch(port: Port, run: tools.RunTool) -> SwitchPort | None:
+def _switch(port: Port, run: tools.RunTool) -> str | None:
     """Of lldpctl(8): "lldp.ens1np0.chassis.name=leaf-3". Of InfiniBand the other end of the cable, by a direct route of
     one step (smpquery(8)): "NodeType:.......Switch"; None of a cable to another node."""
     if port.link_layer == "Ethernet":
         lines = run("lldpctl", "-f", "keyvalue", port.interface).splitlines() if port.interface else []
         about = dict(line.removeprefix(f"lldp.{port.interface}.").partition("=")[::2] for line in lines)
-        return SwitchPort(port.port, about.get("chassis.name") or about.get("chassis.mac") or "")
+        return about.get("chassis.name") or about.get("chassis.mac") or ""
     number = port.port.partition("/")[2]
     lines = run("smpquery", "-C", port.device, "-P", number, "-D", "nodeinfo", f"0,{number}").splitlines()
     about = {name: text.lstrip(".") for name, _, text in (line.partition(":") for line in lines)}
-    return SwitchPort(port.port, about["Guid"]) if about.get("NodeType") == "Switch" else None
+    return about["Guid"] if about.get("NodeType") == "Switch" else None
 
 
 def read_tcp(root: Path = Path("/")) -> Packets:
@@ -58,7 +51,7 @@ def read_tcp(root: Path = Path("/")) -> Packets:
     return Packets(*(int(counts[name]) for name in ("OutSegs", "RetransSegs", "InSegs", "TCPOFOQueue")))
 
 
-SWITCH_PORTS = HostFact("switch_ports", list[SwitchPort], read_switches, subject="cabling", on_request=True)
+SWITCH_PORTS = HostFact("switch_ports", dict[str, str], read_switches, subject="cabling", on_request=True)
 TCP = HostFact("tcp", Packets, read_tcp, subject="network")
 
 
