@@ -124,20 +124,18 @@ def redacted(text: str) -> str:
     for secret in _secrets():
         if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
             text = _by_value(secret).sub(HIDDEN, text)
-    text = "\n".join(map(_line, _KEY.sub(_hide_key, text).split("\n")))
+    lines = _KEY.sub(_hide_key, text).split("\n")
+    for number, line in enumerate(lines):
+        lower = line.lower()
+        if any(mark in lower for mark in _MARKS):
+            for pattern in _PATTERNS:
+                lines[number] = re.sub(pattern, _hide, lines[number])
+    text = "\n".join(lines)
     return _aliases.text(text) if _aliases else text
 
 
 def _hide_key(found: re.Match[str]) -> str:
     return found[1] + "\n".join(HIDDEN if line.strip() else line for line in found[2].split("\n"))
-
-
-def _line(line: str) -> str:
-    lower = line.lower()
-    if any(mark in lower for mark in _MARKS):
-        for pattern in _PATTERNS:
-            line = re.sub(pattern, _hide, line)
-    return line
 
 
 def _hide(found: re.Match[str]) -> str:
@@ -179,16 +177,16 @@ def variable(name: str, value: str) -> str:
 
 def command(arguments: Sequence[str]) -> str:
     """A command line as a shell takes it; values of options that promise a secret and of --metadata are hidden."""
-    shown = (_argument(*each) for each in zip(("", "", *arguments), ("", *arguments), arguments, strict=False))
-    return " ".join(each if HIDDEN in each else shlex.quote(each) for each in shown)
-
-
-def _argument(two_before: str, before: str, argument: str) -> str:
-    name, assigned, value = argument.partition("=")
-    if assigned and re.fullmatch(r"[\w.-]+", name):
-        return f"{name}={variable(name, value)}"
-    named = two_before == "--metadata" or (before.startswith("--") and "=" not in before)
-    return variable(before, argument) if named and not argument.startswith("-") else redacted(argument)
+    shown = []
+    for two_before, before, argument in zip(("", "", *arguments), ("", *arguments), arguments, strict=False):
+        name, assigned, value = argument.partition("=")
+        named = two_before == "--metadata" or (before.startswith("--") and "=" not in before)
+        if assigned and re.fullmatch(r"[\w.-]+", name):
+            text = f"{name}={variable(name, value)}"
+        else:
+            text = variable(before, argument) if named and not argument.startswith("-") else redacted(argument)
+        shown.append(text if HIDDEN in text else shlex.quote(text))
+    return " ".join(shown)
 
 
 def _secrets() -> list[str]:
@@ -258,17 +256,14 @@ class Aliases:
         return _walked(value, lambda text, named: self.alias(text) if named else self.text(text))
 
     def text(self, text: str) -> str:
-        return _IDENTIFIER.sub(self._by_form, self._names.sub(lambda found: self._known[found["name"]], text))
-
-    def _by_form(self, found: re.Match[str]) -> str:
-        return found[0] if found["address"] and not _tells_a_machine(found) else self.alias(found[0])
+        text = self._names.sub(lambda found: self._known[found["name"]], text)
+        return _IDENTIFIER.sub(
+            lambda found: found[0] if found["address"] and not _tells_a_machine(found) else self.alias(found[0]), text
+        )
 
     def _learn(self, thing: str) -> None:
-        new = [
-            name
-            for name in {thing, thing.partition(".")[0]}
-            if name not in self._known and not _ANY_WORD.fullmatch(name)
-        ]
+        names = {thing, thing.partition(".")[0]} - self._known.keys()
+        new = [name for name in names if not _ANY_WORD.fullmatch(name)]
         if new and not ALIAS.search(thing):
             self._known.update(dict.fromkeys(new, self.alias(thing)))
             longest = "|".join(sorted(map(re.escape, self._known), key=len, reverse=True))

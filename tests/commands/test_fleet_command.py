@@ -90,7 +90,10 @@ def test_what_is_found_among_hosts_is_reported_with_their_names(fleet, reports, 
     (slower,) = document["slower_than_peers"]
     assert (slower["host"], slower["everywhere"], len(slower["values"])) == ("node2", True, 4)
     assert document["hosts"][2]["folder"] == str(reports / "node3-y")
-    assert document["differences"] == [{"fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}}]
+    (unlike,) = document["differences"]
+    assert unlike == {
+        "fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}, "code": "host_unlike_others",
+    }  # fmt: skip
     faults = {(fault["name"], *fault["hosts"], fault["action"]) for fault in document["faults"]}
     assert ("host_unlike_others", "node5", "CONFIG") in faults
 

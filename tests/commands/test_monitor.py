@@ -22,7 +22,7 @@ from rich.text import Text
 from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.report.terminal.live import AROUND, RunningCheck, table
+from pytest_gpufleet.report.terminal.live import AROUND, running_check, table
 from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
 READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4), strict=True))
@@ -96,39 +96,38 @@ def started(name):
     return {"event": "check_started", "check": name}
 
 
-def test_running_check_is_followed_until_the_verdict(tmp_path):
-    evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
-    assert running() == ""
-    write(evidence, {"event": "run"}, started("a"))
-    assert running() == "a"
-    write(evidence, {"event": "telemetry", "gpus": []}, {"event": "check_finished"})
-    assert running() == ""
-    line = json.dumps({"t": "", **started("x.py::test_b")})
+PROGRESS = {"event": "progress", "check": "x.py::b", "done": 150, "of": 600.0, "doing": "training"}
+
+
+@pytest.mark.parametrize(("events", "running"), [
+    ([{"event": "run"}], ""),
+    ([started("a"), {"event": "telemetry", "gpus": []}], "a"),
+    ([started("a"), {"event": "check_finished"}, {"event": "telemetry"}], ""),
+    ([started("x.py::b"), PROGRESS], "b ###......... 2 min 30 s of 10 min 0 s, 7 min 30 s left: training"),
+    ([started("a"), {"event": "verdict", "verdict": "REJECTED", "reasons": []}], ""),
+    ([started("a\x1b]0;b\n")], "a]0;b"),  # nothing that a terminal would obey
+])  # fmt: skip
+def test_the_running_check_is_the_one_that_the_end_of_the_evidence_names(tmp_path, events, running):
+    assert running_check(tmp_path) == ""
+    write(tmp_path / "host-1" / "evidence.jsonl", *events)
+    assert running_check(tmp_path) == running
+
+
+def test_only_whole_lines_of_the_newest_run_that_goes_on_count(tmp_path):
+    evidence, newer = (tmp_path / name / "evidence.jsonl" for name in ("host-1", "host-2"))
+    write(evidence, started("a"))
     with evidence.open("a") as file:
-        file.write(line[:20])
-        file.flush()
-        assert running() == ""  # half a line
-        file.write(line[20:] + "\n")
-    write(evidence, {"event": "progress", "done": 150, "of": 600, "doing": "training"})
-    assert running() == "test_b ###......... 2 min 30 s of 10 min 0 s, 7 min 30 s left: training"
-    newer = tmp_path / "host-2" / "evidence.jsonl"
-    write(newer, started("c"))
+        file.write(json.dumps({"t": "", **started("b")}))  # still being written
+    assert running_check(tmp_path) == "a"
     os.utime(evidence, (time.time() - 60,) * 2)
-    assert running() == "c"
-    write(newer, {"event": "verdict", "verdict": "REJECTED", "reasons": []})
-    assert running() == ""
-
-
-def test_running_check_in_a_folder_of_somebody_else(tmp_path):
-    evidence, running = tmp_path / "host-1" / "evidence.jsonl", RunningCheck(tmp_path)
-    write(evidence, started("a\x1b]0;b\n"))
-    assert running() == "a]0;b"  # nothing that a terminal would obey
+    write(newer, started("c"))
+    assert running_check(tmp_path) == "c"
+    newer.rename(tmp_path / "elsewhere")
+    newer.symlink_to(tmp_path / "elsewhere")  # no link is followed (tests/run/test_files.py)
+    assert running_check(tmp_path) == ""
+    newer.unlink()
     os.utime(evidence, (time.time() - 3700,) * 2)
-    assert running() == ""
-    os.utime(evidence)
-    evidence.rename(tmp_path / "elsewhere")
-    evidence.symlink_to(tmp_path / "elsewhere")  # no link is followed (tests/run/test_files.py)
-    assert running() == ""
+    assert running_check(tmp_path) == ""
 
 
 # ---------------------------------------------------------------- the command

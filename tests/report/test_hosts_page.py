@@ -51,7 +51,7 @@ def test_each_host_has_a_row_with_what_is_wrong_and_programs_find_the_host_of_ev
     assert (rows["node-020"].cells[ALIKE], rows["node-020"].cells[PEERS]) == ("failed", "ok")
     assert (rows["node-031"].cells[OWN], rows["node-031"].cells["Health"]) == ("failed", "failed")
     assert rows["node-055"].run is None
-    assert (rows["node-012"].named[0].index, rows["node-007"].named) == (2, ())  # no GPU where all are slow
+    assert (rows["node-012"].named[0].index, rows["node-007"].named) == (2, [])  # no GPU where all are slow
     told = document(fleet)
     by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
     assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]

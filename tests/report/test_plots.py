@@ -161,11 +161,10 @@ def test_a_clock_that_was_set_back_during_the_run():
         assert telemetry(too_little, PLACES, checks(3, 2, 19)) == ""
 
 
-def test_any_group_can_be_named_and_of_too_many_the_longest_are():
-    many = [*checks(90, 1, 290), ("acceptance/test_long_one.py::test_it", START + 290, START + 300)]
+def test_any_group_can_be_named_and_those_that_are_too_short_for_a_name_are_not():
+    many = [*checks(90, 1, 280), ("acceptance/test_long_one.py::test_it", START + 280, START + 300)]
     words = words_in(telemetry(samples(301), PLACES[:1], many))
-    assert 20 < len([word for word in words if word.endswith(" part")]) < 40
-    assert "Long one" in words
+    assert (any(word.endswith(" part") for word in words), "Long one" in words) == (False, True)
     hostile = "a/test_<b>&$x^2$\x1b[31m.py::test_x", "test_" + "long_" * 30 + ".py", "", "no_python::x"
     run = [(name, START + second, START + second + 1) for second, name in enumerate(hostile)]
     run += [("test_a.py::x", START - 50, START - 1), ("test_b.py::x", START + 900, START + 999)]  # beyond the samples

@@ -88,7 +88,7 @@ def test_each_group_has_a_line_with_its_smallest_margin(standard):
 
 
 def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record):
-    text = "".join(text_report(every_record, "FOLDER"))
+    text = text_report(every_record, "FOLDER")
     assert all(f"  {check}\n" in text for check in every_record.checks)
     rows = [row for table in required_tables(every_record) for row in table.rows]
     assert sum(line.startswith("Conditions  ") for line in text.splitlines()) == len(required_tables(every_record))

@@ -48,13 +48,16 @@ def new_console(**options: Any) -> Console:
     return Screen(**options)
 
 
-def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]]) -> None:
-    """Print lines of a summary, each with its markup."""
+def print_lines(lines: Iterable[tuple[str, Mapping[str, bool]]], report: Path | None) -> None:
+    """Print lines of a summary, each with its markup, and where the report is, if there is one."""
     from rich.text import Text
 
     console = new_console(highlight=False, soft_wrap=True)
-    for text, markup in lines:
-        console.print(Text(wording.clean(text), style=" ".join(markup)))
+    with printing():
+        for text, markup in lines:
+            console.print(Text(wording.clean(text), style=" ".join(markup)))
+        if report:
+            print_line(f"report: {report}")
 
 
 SIGNED_BY = "signed-by-"  # how the names of the files of signatures begin

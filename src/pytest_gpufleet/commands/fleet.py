@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
@@ -22,6 +21,7 @@ from pytest_gpufleet.verdict.reading import read
 
 
 def _run(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report import hosts
     from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
 
     command.check_output(given.output, [given.expect], new=True)
@@ -29,28 +29,23 @@ def _run(given: argparse.Namespace) -> int:
         raise Refused("--json and --as each say what is printed: give one of them")
     expected = tuple(read_hosts(given.expect)) if given.expect else None
     found = _Found()
-    once = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
-    for folder in once.values():
+    # Files beside the folders, which `reports/*` names too, are none of a run.
+    for folder in {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}.values():
         found.take(folder)
     fleet = judge_fleet(found.runs, found.unusable, expected, found.over_nodes)
     if given.output:
-        from pytest_gpufleet.report.hosts import page
-
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
         with in_language(given.language):
-            command.write(given.output, page(fleet, reports))
-    handed_on = [*FORMS[given.form](_states(fleet, given.drain_at_most))] if given.form else []
+            command.write(given.output, hosts.page(fleet, reports))
+    if not given.form and not given.json:
+        command.print_lines(fleet_lines(fleet), given.output)
+        return fleet.exit_status
+    lines = (
+        FORMS[given.form](_states(fleet, given.drain_at_most)) if given.form else [json.dumps(hosts.document(fleet))]
+    )
+    text = "".join(f"{line}\n" for line in lines)
     with command.printing():
-        if given.form:
-            print("".join(f"{line}\n" for line in handed_on), end="")
-        elif given.json:
-            from pytest_gpufleet.report import hosts
-
-            print(json.dumps(hosts.document(fleet)))
-        else:
-            command.print_lines(fleet_lines(fleet))
-            if given.output:
-                command.print_line(f"report: {given.output}")
+        print(text, end="")
     return fleet.exit_status
 
 
@@ -85,7 +80,8 @@ def _states(fleet: Fleet, most: str) -> list[State]:
 
 
 def _messages(reasons: tuple[Reason, ...]) -> str:
-    return "; ".join(f"{each.code} {each.name}: {each.message}" for each in reasons)[:MOST_CHARACTERS]
+    text = "; ".join(f"{each.code} {each.name}: {each.message}" for each in reasons)
+    return text[:MOST_CHARACTERS] or "gpufleet: ACCEPTED"
 
 
 def _slurm(states: list[State]) -> Iterator[str]:
@@ -105,7 +101,7 @@ def _node_conditions(states: list[State]) -> Iterator[str]:
         camel = "".join(word.capitalize() for word in reasons[0].name.split("_")) if reasons else "Accepted"
         condition = {
             "type": "GpufleetRejected", "status": str(bool(reasons)), "reason": camel,
-            "message": _messages(reasons) or "gpufleet: ACCEPTED",
+            "message": _messages(reasons),
             "lastHeartbeatTime": _now(), "lastTransitionTime": _now(),
         }  # fmt: skip
         patch = shlex.quote(json.dumps({"status": {"conditions": [condition]}}))
@@ -113,27 +109,25 @@ def _node_conditions(states: list[State]) -> Iterator[str]:
 
 
 def _health_events(states: list[State]) -> Iterator[str]:
-    """One message HealthEvents of NVSentinel as JSON, an event a node."""
-    yield json.dumps({"version": 1, "events": [_health_event(name, reasons) for name, reasons in states]}, indent=1)
-
-
-def _health_event(name: str, reasons: tuple[Reason, ...]) -> dict[str, Any]:
-    """By data-models/protobufs/health_event.proto at github.com/NVIDIA/NVSentinel, filled as its
-    nvcre-certification-monitor does."""
-    gpus = dict.fromkeys(gpu for each in reasons for gpu in each.gpus)
-    return {
-        "version": 1, "agent": "gpufleet", "componentClass": "Node", "checkName": "GpufleetRejected", "nodeName": name,
-        "isFatal": bool(reasons), "isHealthy": not reasons, "message": _messages(reasons) or "gpufleet: ACCEPTED",
-        # No action of its own accord: a person reads the report first.
-        "recommendedAction": "CONTACT_SUPPORT" if reasons else "NONE",
-        # Codes of XIDs are numbers of three digits too.
-        "errorCode": list(dict.fromkeys(f"gpufleet/{each.code}" for each in reasons)),
-        "entitiesImpacted": [
-            {"entityType": "v1/Node", "entityValue": name},
-            *({"entityType": "GPU_UUID", "entityValue": gpu} for gpu in gpus),
-        ],
-        "generatedTimestamp": _now(), "processingStrategy": "EXECUTE_REMEDIATION",
-    }  # fmt: skip
+    """One message HealthEvents of NVSentinel as JSON, an event a node: by data-models/protobufs/health_event.proto at
+    github.com/NVIDIA/NVSentinel, filled as its nvcre-certification-monitor does."""
+    events = []
+    for name, reasons in states:
+        gpus = dict.fromkeys(gpu for each in reasons for gpu in each.gpus)
+        events.append({
+            "version": 1, "agent": "gpufleet", "componentClass": "Node", "checkName": "GpufleetRejected",
+            "nodeName": name, "isFatal": bool(reasons), "isHealthy": not reasons, "message": _messages(reasons),
+            # No action of its own accord: a person reads the report first.
+            "recommendedAction": "CONTACT_SUPPORT" if reasons else "NONE",
+            # Codes of XIDs are numbers of three digits too.
+            "errorCode": list(dict.fromkeys(f"gpufleet/{each.code}" for each in reasons)),
+            "entitiesImpacted": [
+                {"entityType": "v1/Node", "entityValue": name},
+                *({"entityType": "GPU_UUID", "entityValue": gpu} for gpu in gpus),
+            ],
+            "generatedTimestamp": _now(), "processingStrategy": "EXECUTE_REMEDIATION",
+        })  # fmt: skip
+    yield json.dumps({"version": 1, "events": events}, indent=1)
 
 
 def _now() -> str:
@@ -152,8 +146,7 @@ def _share(text: str) -> str:
 
 
 class _Found:
-    """What can be used of folders, one after the other: no more than one whole record is in memory at a time. Files
-    beside the folders, which `reports/*` names too, are none of a run."""
+    """What can be used of folders, one after the other: no more than one whole record is in memory at a time."""
 
     def __init__(self) -> None:
         self.runs: list[HostRun] = []

@@ -24,10 +24,10 @@ SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for
 
 
 def _monitor(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.terminal.live import RunningCheck
+    from pytest_gpufleet.report.terminal.live import running_check
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
-    running = RunningCheck(given.fleet_dir)
+    running = partial(running_check, given.fleet_dir)
     with (
         suppress(KeyboardInterrupt),
         local_node.opened() as node,

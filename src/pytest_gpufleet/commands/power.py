@@ -19,13 +19,10 @@ from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import FORMULA
 from pytest_gpufleet.verdict.power import Comparison
 
-USUAL_GPUS = 8
-COLUMNS_WIDE, NARROW = 150, ("line", "1 %", "2 %", "5 %", "10 %", "95% from")  # those of a narrower terminal
-COLUMNS = (
-    "line",
-    *(f"{100 * size:g} %" for size in power.SIZES),
-    *(f"{each:.0%} from" for each in power.PROBABILITIES),
-)
+COLUMNS_WIDE = 150
+NARROW = ("slow", "measurement", "line", "1 %", "2 %", "5 %", "10 %", "95% from")  # those of a narrower terminal
+SIZES = (f"{100 * size:g} %" for size in power.SIZES)
+COLUMNS = ("line", *SIZES, *(f"{each:.0%} from" for each in power.PROBABILITIES))
 # What distinguishes measurements of one metric.
 TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes", "nvls")
 
@@ -42,19 +39,15 @@ def _run(given: argparse.Namespace) -> int:
     )
     with command.printing():
         for table in found:
-            console.print(tables.on_screen(_narrow(table) if narrow else table))
+            shown = tables.on_screen(table)
+            shown.columns = [each for each in shown.columns if not narrow or str(each.header) in NARROW]
+            console.print(shown)
         for line in rejects(made, given.nodes):
             command.print_line(line)
     if given.plot:
         command.write(given.plot, plot(made, title))
         command.print_line(f"plot: {given.plot}")
     return 0
-
-
-def _narrow(table: tables.Table) -> tables.Table:
-    kept = [COLUMNS.index(name) for name in NARROW]
-    rows = (tables.Row(row.name, tuple(row.cells[number] for number in kept)) for row in table.rows)
-    return tables.Table(table.title, table.corner, NARROW, tuple(rows))
 
 
 def _comparisons(given: argparse.Namespace) -> tuple[list[Comparison], str]:
@@ -87,12 +80,10 @@ def by_fault(made: Sequence[Comparison], title: str) -> tables.Table:
 
 def by_measurement(made: Sequence[Comparison], title: str) -> tables.Table:
     """Each measurement by itself, those with the same line in one row; without fixed tolerances."""
-    known = [each for each in made if not each.fixed]
-    alike = grouped(
-        ((each.metric, each.held, _percent(each.line.at), _percent(each.line.most)), each) for each in known
-    )
+    known = (each for each in made if not each.fixed)
+    lines = (((each.metric, each.held, _percent(each.line.at), _percent(each.line.most)), each) for each in known)
     rows = []
-    for (metric, *_), some in alike.items():
+    for (metric, *_), some in grouped(lines).items():
         under = [dict(each.conditions) for each in some]
         words = [
             "/".join(dict.fromkeys(word for each in under if key in each for word in wording.words({key: each[key]})))
@@ -158,12 +149,9 @@ POWER = command.Command(
     "print how small a fault is found, with which probability, and how often a healthy machine is rejected",
     _run,
     (
-        command.argument(
-            "of", metavar="PROFILE|RUN", help="a shipped profile like h200, a TOML file, or the folder of a run"
-        ),
-        command.argument(
-            "--gpus", type=whole_number, default=USUAL_GPUS, metavar="N", help="GPUs of a node (default: 8)"
-        ),
+        command.argument("of", metavar="PROFILE|RUN",
+                         help="a shipped profile like h200, a TOML file, or the folder of a run"),
+        command.argument("--gpus", type=whole_number, default=8, metavar="N", help="GPUs of a node (default: 8)"),
         command.argument("--nodes", type=whole_number, default=1, metavar="M", help="nodes (default: 1)"),
         command.argument("--fleet-level", choices=LEVELS, default="standard", help="level (default: standard)"),
         command.file("--plot", help="also write the probabilities as curves, an SVG"),
@@ -171,4 +159,4 @@ POWER = command.Command(
     "By the model that makes the lines: healthy machines and GPUs differ by the spreads of the profile, here at the "
     "upper end of their 95 % confidence; a second measurement changes nothing, since the chips are the same; a fault "
     "is found if the best single measurement of it misses its line.",
-)
+)  # fmt: skip

@@ -39,10 +39,7 @@ def _judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str,
         document = codec.plain(summary.summary(record, digest, runs=runs))
         lines = summary_lines.summary_lines(record)
     if not given.json:
-        with command.printing():
-            command.print_lines(lines)
-            if given.output:
-                command.print_line(f"report: {given.output}")
+        command.print_lines(lines, given.output)
     assert record.exit_status is not None
     return record.exit_status, {"summary": document}
 
@@ -67,34 +64,30 @@ def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict
     from pytest_gpufleet.report.page import page
     from pytest_gpufleet.report.terminal.summary_lines import text_report
 
-    output, files = given.output, {}
+    output: Path = given.output or folder.report
     with folder.of_anybody():
         found = verify.checked(folder)
         runs = folder.own_runs(found.record)
         record = ended(found.record, runs)
-        result: dict[str, Any] = {"verdict": record.verdict}
         if given.text:
-            result["text"] = "".join(text_report(record, str(folder)))
-            files = {output: result["text"]} if output else {}
+            text = text_report(record, str(folder))
         else:
-            reports = folder.reports(runs.values(), (output or folder.report).parent)
-            html = page(record, found.digest, runs, reports, given.language)
-            files = {output or folder.report: html}
-            if output is None:
-                page_sum = hashlib.sha256(html.encode()).hexdigest()
-                files[folder / SUMMARY] = summary.text(record, found.digest, page_sum, runs)
-            result["files"] = [str(path) for path in files]
-    if folder.report in files and (signed := verify.signed_by(folder)):
-        raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
-    for path, text in files.items():
-        command.write(path, text)
+            text = page(record, found.digest, runs, folder.reports(runs.values(), output.parent), given.language)
+        files = {output: text} if given.output or not given.text else {}
+        if output == folder.report and files:
+            if signed := verify.signed_by(folder):
+                raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
+            page_sum = hashlib.sha256(text.encode()).hexdigest()
+            files[folder / SUMMARY] = summary.text(record, found.digest, page_sum, runs)
+    for path, content in files.items():
+        command.write(path, content)
     if not given.json:
         with command.printing():
             if files:
-                command.print_line(f"{next(iter(files))}: {stamp(record).word}")
+                command.print_line(f"{output}: {stamp(record).word}")
             else:
-                print(result["text"], end="")
-    return 0, result
+                print(text, end="")
+    return 0, {"verdict": record.verdict, **({"text": text} if given.text else {"files": [*map(str, files)]})}
 
 
 JUDGE = command.Command(
@@ -171,18 +164,12 @@ COMPARE = command.Command(
 )  # fmt: skip
 
 
-# By format the library that it needs, which is also the name of the extra that installs it.
-NEEDS = {"tensorboard": "tensorboard", "swanlab": "swanlab", "csv": ""}
-
-
 def _export(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report import exports
 
-    library, output = NEEDS[given.to], given.output
-    if library and find_spec(library) is None:
-        raise Refused(
-            f"--to {given.to} needs {library}, which is not installed: pip install 'pytest-gpufleet[{library}]'"
-        )
+    to, output = given.to, given.output
+    if find_spec(to) is None:  # also the name of the extra that installs it; csv is there
+        raise Refused(f"--to {to} needs {to}, which is not installed: pip install 'pytest-gpufleet[{to}]'")
     with given.folder.of_anybody():
         run = verify.checked(given.folder)
         about, points = exports.about(run.record, run.digest), exports.points(run.record)
@@ -190,7 +177,7 @@ def _export(given: argparse.Namespace) -> int:
         output.mkdir(parents=True, exist_ok=True)
         if any(output.iterdir()):
             raise Refused(f"{output} is not empty and is left as it is: name another folder")
-        exports.WRITERS[given.to](about, points, output)
+        exports.WRITERS[to](about, points, output)
     except OSError as error:
         raise Refused(f"{output} cannot be written to: {error.strerror}") from None
     command.print_line(f"{output}: {len({point.tag for point in points})} series, {len(points)} points")
@@ -202,7 +189,7 @@ EXPORT = command.Command(
     _export,
     (
         command.folder(),
-        command.argument("--to", choices=NEEDS, required=True, help="what it is for"),
+        command.argument("--to", choices=("tensorboard", "swanlab", "csv"), required=True, help="what it is for"),
         command.output("a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
     ),
     "It works offline, from the evidence alone.",

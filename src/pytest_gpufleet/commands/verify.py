@@ -96,9 +96,8 @@ def _objection(document: bytes, path: Path, name: str, signers: Signers | None) 
 
 def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
     """What ssh-keygen says where it does not accept a signature."""
-    command = _ssh_keygen(action, *arguments)
     try:
-        ended = subprocess.run(command, input=document, capture_output=True, timeout=SECONDS)
+        ended = subprocess.run(_ssh_keygen(action, *arguments), input=document, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise Refused(f"ssh-keygen did not end within {SECONDS:g} s") from None
     lines = (ended.stdout + ended.stderr).decode(errors="replace").split("\n")
@@ -106,8 +105,7 @@ def _refuses(document: bytes, action: str, *arguments: str | Path) -> str:
 
 
 def _ssh_keygen(action: str, *arguments: str | Path) -> list[str | Path]:
-    program = shutil.which("ssh-keygen")
-    if program is None:
+    if (program := shutil.which("ssh-keygen")) is None:
         raise Refused("signatures need ssh-keygen, which is not on PATH: install OpenSSH 8.2 or later")
     return [program, "-Y", action, "-n", NAMESPACE, *arguments]
 
@@ -126,7 +124,7 @@ def _sign(given: argparse.Namespace) -> int:
     """ssh-keygen itself asks for a passphrase, a PIN or a touch, and takes its time. No signature is ever replaced."""
     folder, name = given.folder, given.name
     found, _ = examined(folder)
-    run = found.record.run
+    run, path = found.record.run, _path(folder, name)
     if found.record.verdict is None:
         raise Refused(f"{folder} cannot be signed: {DIED}, so it has no verdict")
     if found.missing:
@@ -135,7 +133,6 @@ def _sign(given: argparse.Namespace) -> int:
         raise Refused(f"{folder} is signed by {name} already; remove that signature to sign it anew")
     with printing():  # before somebody gives a passphrase
         print_line(f"{folder}: signing as {name}: {run.host}, {run.utc}, {found.record.verdict}")
-    path = _path(folder, name)
     try:
         with tempfile.TemporaryDirectory(prefix="gpufleet-") as temporary:
             copy = Path(temporary, SUMMARY)

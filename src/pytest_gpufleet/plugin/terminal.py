@@ -61,10 +61,9 @@ class Screen:
 
     def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live import AROUND, RunningCheck, table
+        from pytest_gpufleet.report.terminal.live import AROUND, running_check, table
 
-        running = RunningCheck(reports)
-        shown = lambda: table(self.sample, topology, running()) if self.sample else ""  # noqa: E731
+        shown = lambda: table(self.sample, topology, running_check(reports)) if self.sample else ""  # noqa: E731
         self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
 
     def draw_nodes(self, now: Callable[[], str], config: pytest.Config, stack: ExitStack) -> None:

@@ -11,7 +11,7 @@ from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, explanations, times_named
+from pytest_gpufleet.report.failures import Accused, accused, explanations, times_named
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.fleet import fleet_verdict
@@ -38,22 +38,16 @@ class Stamp(NamedTuple):
 
 NO_ACCEPTANCE = "No fault of the machine was found, but not all that is required was judged: this is no acceptance."
 ON_CPU = "The suite ran on CPU ranks, without GPUs. Measurements were not judged: a rehearsal never accepts a machine."
-STAMPS = {
-    stamp.word: stamp
-    for stamp in (
-        Stamp("ACCEPTED", "✓", "green", "Every required check ran, was judged and met its limit."),
-        Stamp("REJECTED", "✗", "red", "At least one check failed."),
-        Stamp("INCOMPLETE", "○", "yellow", NO_ACCEPTANCE),
-        Stamp("REHEARSAL", "◇", "cyan", ON_CPU),
-    )
-}
+ACCEPTED = Stamp("ACCEPTED", "✓", "green", "Every required check ran, was judged and met its limit.")
+REJECTED = Stamp("REJECTED", "✗", "red", "At least one check failed.")
+INCOMPLETE = Stamp("INCOMPLETE", "○", "yellow", NO_ACCEPTANCE)
+REHEARSAL = Stamp("REHEARSAL", "◇", "cyan", ON_CPU)
+STAMPS = {stamp.word: stamp for stamp in (ACCEPTED, REJECTED, INCOMPLETE, REHEARSAL)}
 
 
 def stamp(record: Record) -> Stamp:
     """The stamp of a run. A rehearsal stays one whatever was recorded, and no verdict is INCOMPLETE."""
-    if record.run.rehearsal:
-        return STAMPS["REHEARSAL"]
-    return STAMPS.get(record.verdict or "", STAMPS["INCOMPLETE"])
+    return REHEARSAL if record.run.rehearsal else STAMPS.get(record.verdict or "", INCOMPLETE)
 
 
 def headline(record: Record) -> str:
@@ -74,10 +68,8 @@ def reasons(
         return []
     failed: list[Check] = []
     if record.of_cluster:
-        names = {
-            failure(check, record): failure(check, record, with_case=False) if with_checks else ""
-            for check in record.checks.values()
-        }
+        names = {failure(check, record): failure(check, record, with_case=False) for check in record.checks.values()}
+        names = names if with_checks else dict.fromkeys(names, "")
         beside = {fleet_verdict.REHEARSED, say(fleet_verdict.REHEARSED), record.judged_again}
         beside |= {*remarks(record)} if record.verdict == "INCOMPLETE" else set()
         given = [say(each) for each in of_fleet] or record.reasons
@@ -99,9 +91,9 @@ def reasons(
 
 MOST_GPUS = 3
 ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none failed."
-OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
 ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
-NAMED = "{gpu} ({serial}) in {count}"
+OF_NODES = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
+OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
 NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
 
 
@@ -134,11 +126,13 @@ def _why(record: Record, no_gpu: bool) -> str:
     left_open = say("Open: {points}.", points=say(", ").join(texts)) if texts else ""
     if record.verdict is None:
         return wording.sentences(say("The run did not reach its end, so there is no verdict."), left_open)
-    beside = [_sentence(text) for text in remarks(record)]
-    if record.of_cluster and word == "ACCEPTED":
-        text = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
-        return wording.sentences(say(text, level=level, nodes=len(record.hosts)), *beside)
-    if record.of_cluster and word != "INCOMPLETE":  # which nodes to look at first; what is wrong is told beside each
+    beside = [f"{wording.capitalised(text)}{say('.')}" for text in remarks(record)]
+    if word == "ACCEPTED":
+        text = OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE
+        text = say(OF_NODES if record.of_cluster else text, level=level, gpus=gpus, nodes=len(record.hosts))
+        judged = record.of_cluster or any(basis.judged_by(finding) for finding in record.findings)
+        return wording.sentences(text, "" if judged else say("No measurement was judged."), *beside)
+    if record.of_cluster and word == "REJECTED":  # which nodes to look at first; what is wrong is told beside each
         named = [say("{node} ({why})", node=record.hosts[at], why=say(why)) for at, why in to_look_at(record).items()]
         if not named:
             return say("No node is named: look at what all nodes share (switches, network, software, settings).")
@@ -148,21 +142,9 @@ def _why(record: Record, no_gpu: bool) -> str:
     said = {} if record.of_cluster else accused(record)
     if word == "REJECTED" and said:
         return _rejected(record, said, no_gpu)
-    if word == "ACCEPTED":
-        text = OF_RETURN if record.before else ALL_RAN if gpus != 1 else ALL_RAN_ON_ONE
-        judged = any(basis.judged_by(finding) for finding in record.findings)
-        nothing = "" if judged else say("No measurement was judged.")
-        return wording.sentences(say(text, level=level, gpus=gpus), nothing, *beside)
     own = "" if record.of_cluster else basis.own_limits(record)
-    first = _first(record, said, {})
-    return wording.sentences(meaning, first, _sentence(own) if own else "", left_open, *beside)
-
-
-def _sentence(text: str) -> str:
-    return f"{wording.capitalised(text)}{say('.')}"
-
-
-NAMED_BY_CHECKS = "named by checks"
+    own = f"{wording.capitalised(own)}{say('.')}" if own else ""
+    return wording.sentences(meaning, _first(record, said, {}), own, left_open, *beside)
 
 
 def to_look_at(record: Record) -> dict[int, str]:
@@ -171,8 +153,8 @@ def to_look_at(record: Record) -> dict[int, str]:
     for node, end in record.finished.items():
         if rejected(end):
             found.setdefault(node, "rejected")
-    for where, _ in times_named(accused_nodes(record).values()).most_common():
-        found.setdefault(where.node, "left out" if where.node in record.left_out else NAMED_BY_CHECKS)
+    for where, _ in times_named(accused(record, nodes=True).values()).most_common():
+        found.setdefault(where.node, "left out" if where.node in record.left_out else "named by checks")
     return found
 
 
@@ -196,10 +178,10 @@ def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
         gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
         for gpu in record.topology.gpus
     }
-    texts = [
-        say(NAMED, gpu=wording.place(where, record.hosts), serial=serials[where], count=wording.count(count, "check"))
-        for where, count in times[:MOST_GPUS]
-    ]
+    texts = []
+    for where, count in times[:MOST_GPUS]:
+        gpu, checks = wording.place(where, record.hosts), wording.count(count, "check")
+        texts.append(say("{gpu} ({serial}) in {count}", gpu=gpu, serial=serials[where], count=checks))
     if (more := len(times) - MOST_GPUS) > 0:
         texts.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
     nobody = sum(not each.named for each in unexplained.values())

@@ -1,10 +1,14 @@
 """The figures, curves, losses and telemetry of a run, a row a point, for experiment trackers and spreadsheets."""
 
+import csv
+import io
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.machine.gpu_facts import READINGS
@@ -12,8 +16,7 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report.tables import csv_text
-from pytest_gpufleet.report.wording import ALONG, clean
+from pytest_gpufleet.report.wording import ALONG, clean, one_line
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.outliers import Figure
 
@@ -116,11 +119,20 @@ def _words(conditions: Mapping[str, Condition]) -> str:
     return clean(", ".join(f"{name}={value}" for name, value in conditions.items()))
 
 
+# How a cell begins that spreadsheets compute (OWASP, "CSV Injection"); in many countries they split at ";".
+FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+@-])")
+
+
 def to_csv(about: About, points: Sequence[Point], folder: Path) -> None:
-    """A file for each kind."""
+    """A file for each kind. A text from evidence is never a formula, nor more than one line."""
+    tables: dict[str, Sequence[tuple[Any, ...]]] = {"run": [("name", "value"), *about.items()]}
     for kind, of_kind in grouped((point.kind, point[1:]) for point in points).items():
-        safe_files.write_text(folder / f"{kind}.csv", csv_text((Point._fields[1:], *of_kind)))
-    safe_files.write_text(folder / "run.csv", csv_text((("name", "value"), *about.items())))
+        tables[kind] = [Point._fields[1:], *of_kind]
+    for name, rows in tables.items():
+        file, safe = io.StringIO(), partial(FORMULA.sub, r"\1'")
+        lines = ([safe(one_line(each)) if isinstance(each, str) else each for each in row] for row in rows)
+        csv.writer(file, lineterminator="\n").writerows(lines)
+        safe_files.write_text(folder / f"{name}.csv", file.getvalue())
 
 
 def to_tensorboard(about: About, points: Sequence[Point], folder: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -37,23 +37,18 @@ class Accused(NamedTuple):
     is_explained: bool = False
 
 
-def accused(record: Record) -> dict[str, Accused]:
-    """Whom each check names that failed, or of which a measurement is outside its limit."""
-    return _by_check(record, [gpu.place for gpu in record.topology.gpus], lambda fault: fault)
+def accused(record: Record, nodes: bool = False) -> dict[str, Accused]:
+    """Whom each check names that failed, or of which a measurement is outside its limit: GPUs; or the `nodes` of a run,
+    of which is said what is said of their devices."""
 
-
-def accused_nodes(record: Record) -> dict[str, Accused]:
-    """The same of the nodes of a run: what is said of a device is said of its node."""
-
-    def at_nodes(fault: Fault) -> Fault:
+    def seen(fault: Fault) -> Fault:
+        if not nodes:
+            return fault
         parts = ([Place(part.node, "node") if part.is_on_node else part for part in at.parts] for at in fault.subjects)
-        nodes: Iterator[Where] = (Pair(each[0], each[1]) if len({*each}) > 1 else each[0] for each in parts)
-        return fault.changed(subjects=tuple(dict.fromkeys(nodes)))
+        at_nodes: Iterator[Where] = (Pair(each[0], each[1]) if len({*each}) > 1 else each[0] for each in parts)
+        return fault.changed(subjects=tuple(dict.fromkeys(at_nodes)))
 
-    return _by_check(record, [Place(number, "node") for number in record.hosts], at_nodes)
-
-
-def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault], Fault]) -> dict[str, Accused]:
+    everyone = [Place(at, "node") for at in record.hosts] if nodes else [gpu.place for gpu in record.topology.gpus]
     by_check: dict[str, list[Fault]] = {name: [] for name, check in record.checks.items() if check.outcome == "failed"}
     for fault in accusations(record):
         by_check.setdefault(fault.check, []).append(seen(fault))
@@ -67,10 +62,9 @@ def _by_check(record: Record, everyone: Sequence[Place], seen: Callable[[Fault],
             for where in (at(fault.subjects) or at(subject for cause in its for subject in cause.subjects))
             if its and where in everyone and where not in named
         )
-        all_causes = dict.fromkeys(cause for _, its in why for cause in its)
-        is_explained = bool(why) and all(its for _, its in why)
+        all_causes, is_explained = dict.fromkeys(cause for _, its in why for cause in its), all(its for _, its in why)
         anybody = everybody and not named
-        found[check_id] = Accused((*named,), beside, anybody, (*explained,), (*all_causes,), is_explained)
+        found[check_id] = Accused((*named,), beside, anybody, (*explained,), (*all_causes,), is_explained and bool(why))
     return found
 
 
@@ -91,26 +85,20 @@ def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[P
         else:
             named += singles
         pairs += [each for each in fault.subjects if isinstance(each, Pair) and there.issuperset(each.parts)]
-    culprits = _cover([pair for pair in pairs if not {*pair.parts} & {*named}], everyone)
-    named = list(dict.fromkeys((*named, *(culprits or ()))))
-    turned = (parts for pair in pairs for parts in (pair.parts, pair.parts[::-1]))
-    beside = {where: other for where, other in turned if other in named and where not in named}
-    return named, beside, everybody or culprits is None
-
-
-def _cover(pairs: list[Pair], everyone: Collection[Place]) -> list[Place] | None:
-    """The fewest GPUs that explain these bad pairs, the one with the most first; None if it could be any of all."""
-    cover: list[Place] = []
-    left = pairs
-    while left:
+    alone = [*named]
+    # The fewest GPUs that explain the bad pairs that are left, those with the most first.
+    while left := [pair for pair in pairs if not {*pair.parts} & {*named}]:
         counts = Counter(where for pair in left for where in pair.parts)
         most = max(counts.values())
         worst = [where for where, count in counts.items() if count == most]
-        if len(worst) == len(everyone) > 2:
-            return None
-        cover += worst
-        left = [pair for pair in left if not {*pair.parts} & {*worst}]
-    return cover
+        if len(worst) == len(everyone) > 2:  # it could be any of all
+            named, everybody = alone, True
+            break
+        named += worst
+    named = list(dict.fromkeys(named))
+    turned = (parts for pair in pairs for parts in (pair.parts, pair.parts[::-1]))
+    beside = {where: other for where, other in turned if other in named and where not in named}
+    return named, beside, everybody
 
 
 class Miss(NamedTuple):
@@ -135,8 +123,7 @@ def _miss(finding: Finding, hosts: wording.Hosts) -> Miss:
     value, text, kind, source = wording.span(given, unit), finding.reason, "", ""
     if limit and finding.missed:
         nearest, text = wording.value_and_limit(given[0], limit)
-        value = nearest if len(given) == 1 else value
-        kind, source = limit.origin, limit.full_source
+        value, kind, source = nearest if len(given) == 1 else value, limit.origin, limit.full_source
     elif slower:
         text = say("at most {worse}", worse=say(" and ").join(say(each.text) for each in finding.tolerances))
         of_run = say("the same kind in this run; how much healthy ones differ was not measured")
@@ -178,8 +165,7 @@ class Failure(NamedTuple):
     causes: tuple[str, ...]
     gpus: tuple[Gpu, ...]  # named by it
     misses: tuple[Miss, ...]
-    messages: tuple[Message, ...]
-    silent: int  # cases whose messages are not shown
+    messages: tuple[Message, ...]  # of which the first few are shown
     advice: tuple[str, ...]  # paragraphs
     codes: tuple[Code, ...]  # kinds of what it found
     said: str = ""  # what all of its cases said, if that is all there is to tell
@@ -210,7 +196,7 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
         if len(group) >= ALIKE:
             count, message = sum(len(each.cases) or 1 for each in group), group[0].messages[0]._replace(case="")
             title, alike = say("{count} checks failed with one and the same message", count=count), tuple(group)
-            group = [group[0]._replace(title=title, cases=(), messages=(message,), silent=0, advice=(), alike=alike)]
+            group = [group[0]._replace(title=title, cases=(), messages=(message,), advice=(), alike=alike)]
         told += group
     return told
 
@@ -234,18 +220,12 @@ def _failure(
     if all(each.is_explained for each in its) and not found_here:
         until = say("Until then this says nothing against the hardware.")
         advice = [wording.sentences(cause, until) for cause in explanations(its, record.hosts)]
+    cases = tuple(check_id.removeprefix(name) for check_id in ids if check_id != name)
+    gpus = tuple(gpu for gpu in record.topology.gpus if gpu.place in named)
+    codes = tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids))
+    said = heads.pop() if len(heads) == 1 and not more else ""
     return Failure(
-        name,
-        say(checks[0].title) or name,
-        tuple(check_id.removeprefix(name) for check_id in ids if check_id != name),
-        tuple(causes),
-        tuple(gpu for gpu in record.topology.gpus if gpu.place in named),
-        tuple(missed),
-        tuple(messages[:MOST_MESSAGES]),
-        max(0, len(messages) - MOST_MESSAGES),
-        tuple(advice),
-        tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids)),
-        heads.pop() if len(heads) == 1 and not more else "",
+        name, say(checks[0].title) or name, cases, (*causes,), gpus, (*missed,), (*messages,), (*advice,), codes, said
     )
 
 

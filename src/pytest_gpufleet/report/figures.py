@@ -41,17 +41,13 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     result: list[Table] = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
         sizes = {size_of(each) for each in of_names[name] if each.measurement.values.keys() == {WORLD}}
-        curved = len(sizes - {0}) >= FEWEST_SIZES
-        by_gpu: list[Finding] = []
-        by_size: list[Finding] = []
-        singly: list[Finding] = []
+        forms: dict[Any, list[Finding]] = {_by_gpu: [], _by_size: [], _singly: []}
         for each in of_names[name]:
             at = each.measurement.values
             of_gpus = len(at) > 1 and all(isinstance(place, Place) and place.is_device for place in at)
-            curve = curved and at.keys() == {WORLD} and size_of(each) > 0
-            (by_gpu if of_gpus and not _spans_nodes(each) else by_size if curve else singly).append(each)
-        for form, some in ((_by_gpu, by_gpu), (_by_size, by_size), (_singly, singly)):
-            result += form(some, sources, hosts) if some else []
+            curve = len(sizes - {0}) >= FEWEST_SIZES and at.keys() == {WORLD} and size_of(each) > 0
+            forms[_by_gpu if of_gpus and not _spans_nodes(each) else _by_size if curve else _singly].append(each)
+        result += [table for form, some in forms.items() if some for table in form(some, sources, hosts)]
     return result
 
 
@@ -99,22 +95,22 @@ def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts)
 
 
 def _a_row_each(
-    findings: Sequence[Finding],
-    heads: Sequence[str],
-    cells: Sequence[Sequence[Cell]],
-    sources: Sources,
+    findings: Sequence[Finding], heads: Sequence[str], cells: Sequence[Sequence[Cell]], sources: Sources,
     hosts: wording.Hosts,
-) -> Table:
+) -> Table:  # fmt: skip
     """A row for each finding: `cells` under `heads`, then limit, spread and state."""
     shared, names = wording.shared_and_own(findings)
     rows = []
     for finding, name, own in zip(findings, names, cells, strict=True):
         shown = state(finding)
         ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
-        details = say(", ").join(wording.words(finding.measurement.details))
         cells_of = (*own, _limit(finding, sources), _spread([finding], hosts), ended)
-        rows.append(Row(name, cells_of, details, for_information(finding)))
+        rows.append(Row(name, cells_of, _details(finding), for_information(finding)))
     return _table(findings, shared, (*heads, "Limit", "Spread", "State"), rows)
+
+
+def _details(finding: Finding) -> str:
+    return say(", ").join(wording.words(finding.measurement.details))
 
 
 def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
@@ -127,9 +123,9 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
         for name, line in lines.items():
             if here := [line[size] for size in sizes if size in line]:
                 cells = [_with_limit(line[size], sources) if size in line else Cell() for size in sizes]
-                same = {say(", ").join(wording.words(finding.measurement.details)) for finding in here}
-                details = same.pop() if len(same) == 1 else ""
-                rows.append(Row(name, (*cells, _spread(here, hosts)), details, all(map(for_information, here))))
+                details = {*map(_details, here)}
+                about = details.pop() if len(details) == 1 else ""
+                rows.append(Row(name, (*cells, _spread(here, hosts)), about, all(map(for_information, here))))
         result.append(_table(findings, shared, (*map(wording.size, sizes), "Spread"), rows))
     return result
 
@@ -155,8 +151,8 @@ def _pages(columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
 
 def _table(findings: Sequence[Finding], shared: str, columns: tuple[str, ...], rows: Sequence[Row]) -> Table:
     metric = findings[0].measurement.definition
-    unit = {"ratio": "%"}.get(metric.unit, metric.unit)
-    title = wording.capitalised(say(metric.title)) + (f"{say(', ')}{unit}" if unit else "")
+    unit = "%" if metric.unit == "ratio" else metric.unit
+    title = say(", ").join(filter(None, (wording.capitalised(say(metric.title)), unit)))
     return Table(title, "Conditions", columns, tuple(rows), (say(f"{metric.better} is better"), shared))
 
 
@@ -172,10 +168,9 @@ def _figure(finding: Finding, place: Where) -> Cell:
 
 def _with_limit(finding: Finding, sources: Sources) -> Cell:
     """The figure of all ranks together, with its limit below."""
-    value, limit = _value_and_limit(finding, WORLD)
-    below = " ".join(filter(None, (limit, _grade(finding.limit))))
-    marked = "" if finding.state == "for information" else finding.state
-    return Cell(value, marked, below, _source(finding.limit, sources), _why_open(finding), figure=True)
+    (value, limit), (grade, source) = _value_and_limit(finding, WORLD), _worth(finding.limit, sources)
+    marked, below = "" if finding.state == "for information" else finding.state, " ".join(filter(None, (limit, grade)))
+    return Cell(value, marked, below, source, _why_open(finding), figure=True)
 
 
 def _value_and_limit(finding: Finding, place: Where | None) -> tuple[str, str]:
@@ -193,19 +188,16 @@ def _limit(finding: Finding, sources: Sources) -> Cell:
             return Cell()
         worse = say(" or ").join(wording.percent(tolerance.worse) for tolerance in finding.tolerances)
         return Cell(say("peers"), below=say("at most {share} worse", share=worse), figure=True)
-    worst, source = wording.worst(finding), _source(finding.limit, sources)
-    text = _value_and_limit(finding, worst[0] if worst else None)[1]
-    return Cell(text, below=_grade(finding.limit), source=source, figure=True)
+    worst, (grade, source) = wording.worst(finding), _worth(finding.limit, sources)
+    return Cell(_value_and_limit(finding, worst[0] if worst else None)[1], "", grade, source, figure=True)
 
 
-def _source(limit: Limit | None, sources: Sources) -> int | None:
-    return sources.setdefault((limit.origin, limit.source), len(sources) + 1) if limit else None
-
-
-def _grade(limit: Limit | None) -> str:
-    """What a limit is worth, and whose it is if it is the customer's."""
-    grade = say(IN_WORDS[limit.grade]) if limit else ""
-    return say("{grade}, customer's", grade=grade) if limit and limit.given else grade
+def _worth(limit: Limit | None, sources: Sources) -> tuple[str, int | None]:
+    """The grade of a limit, and whose it is if it is the customer's; and the number of its source."""
+    if limit is None:
+        return "", None
+    grade, number = say(IN_WORDS[limit.grade]), sources.setdefault((limit.origin, limit.source), len(sources) + 1)
+    return say("{grade}, customer's", grade=grade) if limit.given else grade, number
 
 
 def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
@@ -218,15 +210,13 @@ def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
     widest, at, of = max(spreads, key=lambda spread: spread[0])
     where = wording.size(size_of(of)) if len(findings) > 1 else ""
     where = wording.place(at, hosts) if len(of.measurement.spread) > 1 else where
-    why, allowed = "", row_of(of.measurement.definition).spread(of.measurement.conditions)
-    if widest > allowed and not of.measurement.definition.steady:
-        why = say("no bound")
-    elif widest > allowed:
-        judged = of.state in ("met", "missed")
-        why = say("above {share}", share=wording.percent(allowed)) if judged else say("not judged")
-    notes = (say("at {place}", place=where) if where else "", why)
-    text = f"{wording.number(round(100 * widest, 2), 3)} % (n={fewest})"
-    return Cell(text, below=say(", ").join(filter(None, notes)))
+    allowed = row_of(of.measurement.definition).spread(of.measurement.conditions)
+    notes = [say("at {place}", place=where)] if where else []
+    if widest > allowed:
+        why = "above {share}" if of.state in ("met", "missed") else "not judged"
+        why = why if of.measurement.definition.steady else "no bound"
+        notes.append(say(why, share=wording.percent(allowed)))
+    return Cell(f"{wording.number(round(100 * widest, 2), 3)} % (n={fewest})", below=say(", ").join(notes))
 
 
 def _why_open(finding: Finding) -> str:
@@ -245,8 +235,8 @@ def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALON
         places = finding.measurement.values
         # Every figure is of one device of a node, or of the same device of two.
         same = all(len({(part.kind, part.index) for part in place.parts}) == 1 for place in places)
-        on_nodes = all(part.is_on_node for place in places for part in place.parts)
-        if same and on_nodes and _spans_nodes(finding) and any(each.is_device for at in places for each in at.parts):
+        devices = all(part.is_on_node and part.is_device for place in places for part in place.parts)
+        if same and devices and _spans_nodes(finding):
             at = {}
             for where in sorted(places):
                 first = where.parts[0]
@@ -277,13 +267,9 @@ def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:
 
 
 def _matrices(
-    finding: Finding,
-    corner: str,
-    rows: Mapping[Any, str],
-    columns: Mapping[Any, str],
-    at: Mapping[Any, Where],
+    finding: Finding, corner: str, rows: Mapping[Any, str], columns: Mapping[Any, str], at: Mapping[Any, Where],
     beside: Mapping[Any, str] | None = None,
-) -> list[Table]:
+) -> list[Table]:  # fmt: skip
     """`at`: where the figure of a (row, column) was measured, if one was. `beside`: what is said below it."""
     metric, values = finding.measurement.definition, finding.measurement.values
     bad = {*finding.missed, *(finding.slower_than_peers or ())}
@@ -310,8 +296,7 @@ def _matrices(
     ]
 
 
-# Training by the number of GPUs: throughput, efficiency, memory and time of an epoch.
-
+# ---------------------------------------------------------------- training by the number of GPUs
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
@@ -340,17 +325,22 @@ EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 
 @dataclass(frozen=True)
 class Way:
-    """What is trained in one `way`, the conditions of its figures: images/s, efficiency, share of communication and GiB
-    of each GPU, all by the number of GPUs; 1: each `alone`, on average. `kind`: of TITLES. `fed`: by a data loader."""
+    """What is trained in one `way`, the conditions of its `figures`, which are by metric and by the number of GPUs, of
+    GPUs alone by 1. `kind`: of TITLES. `fed`: by a data loader."""
 
     kind: Condition
     way: dict[str, Condition]
     fed: bool = False
-    rates: dict[int, float] = field(default_factory=dict)
-    efficiencies: dict[int, float] = field(default_factory=dict)
-    shares: dict[int, float] = field(default_factory=dict)
-    memory: dict[int, list[float]] = field(default_factory=dict)
-    alone: dict[Where, float] = field(default_factory=dict)
+    figures: dict[tuple[str, int], Mapping[Where, float]] = field(default_factory=dict)
+
+    def by_count(self, *metrics: str) -> dict[int, float]:
+        """The means of all places."""
+        return {count: fmean(values.values()) for (name, count), values in self.figures.items() if name in metrics}
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """images/s"""
+        return self.by_count(TOGETHER, FED) | self.by_count(ALONE)
 
     def words(self) -> list[str]:
         words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
@@ -360,7 +350,7 @@ class Way:
 def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
     ways = grouped((way.kind, way) for way in ways_of(findings))
-    shown = {kind: of for kind, of in ways.items() if kind == SWEEP or any(way.efficiencies for way in of)}
+    shown = {kind: of for kind, of in ways.items() if kind == SWEEP or any(way.by_count(EFFICIENCY) for way in of)}
     tables = [_by_gpus(title, shown[kind]) for kind, title in TITLES.items() if kind in shown]
     lost = tuple(row for of in ways.values() for way in of for row in _lost(way))
     title = wording.capitalised(say("Where efficiency is lost"))
@@ -380,15 +370,12 @@ def ways_of(findings: Sequence[Finding]) -> list[Way]:
     for one in (finding.measurement for finding in findings if finding.measurement.values):
         count, method = one.conditions.get("ranks"), ("method", EACH_ALONE)
         under = {key: value for key, value in one.conditions.items() if key != "ranks" and (key, value) != method}
-        kind = SWEEP if is_swept(under) else under.get("workload", "")
-        if not isinstance(count, int):
-            continue
-        if one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
-            row = rows.setdefault((one.metric == FED, *sorted(under.items())), Way(kind, under, one.metric == FED))
-            by_count = {EFFICIENCY: row.efficiencies, SHARE: row.shares}.get(one.metric, row.rates)
-            by_count[count] = one.values[WORLD]
-        elif one.metric in (ALONE, MEMORY):
-            each_alone.append((one, count, Way(kind, under)))
+        way = Way(SWEEP if is_swept(under) else under.get("workload", ""), under, one.metric == FED)
+        if isinstance(count, int) and one.metric in (TOGETHER, FED, EFFICIENCY, SHARE) and WORLD in one.values:
+            row = rows.setdefault((way.fed, *sorted(under.items())), way)
+            row.figures[one.metric, count] = {WORLD: one.values[WORLD]}
+        elif isinstance(count, int) and one.metric in (ALONE, MEMORY):
+            each_alone.append((one, count, way))
     for one, count, of in each_alone:
         # GPUs alone are those of a row whatever trains them together.
         held = {key: value for key, value in of.way.items() if count > 1 or key != "method"}.items()
@@ -396,31 +383,28 @@ def ways_of(findings: Sequence[Finding]) -> list[Way]:
         if not ours and of.kind == SWEEP:
             ours = [rows.setdefault((False, *sorted(of.way.items())), of)]
         for row in ours:
-            if one.metric == ALONE:
-                row.rates[1] = fmean(one.values.values())
-                row.alone.update(one.values)
-            else:
-                row.memory[count] = [*one.values.values()]
+            row.figures[one.metric, count if one.metric == MEMORY else 1] = one.values
     shown = [row for row in rows.values() if row.kind == SWEEP or max(row.rates, default=1) > 1]
     return sorted(shown, key=lambda row: [value for value in row.way.values() if isinstance(value, int)])
 
 
 def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
     counts = sorted({1, *(count for way in rows for count in way.rates)})
-    memory = any(way.memory for way in rows)
+    memory = any(way.by_count(MEMORY) for way in rows)
     names = [way.words() for way in rows]
     shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
     for way, words in zip(rows, names, strict=True):
-        cells = []
-        for count in counts:
-            rate, efficiency = way.rates.get(count), way.efficiencies.get(count)
-            below = wording.percent(efficiency) if efficiency is not None else ""
-            cells.append(Cell() if rate is None else Cell(wording.number(rate), below=below, figure=True))
+        rates, efficiencies, used = way.rates, way.by_count(EFFICIENCY), way.by_count(MEMORY)
+        below = {count: wording.percent(efficiency) for count, efficiency in efficiencies.items()}
+        cells = [
+            Cell(wording.number(rates[count]), below=below.get(count, ""), figure=True) if count in rates else Cell()
+            for count in counts
+        ]
         if memory:
-            used = wording.span(way.memory[max(way.memory)], "GiB", 3) if way.memory else ""
-            cells.append(Cell(used, figure=True))
-        fastest = max(way.rates.values(), default=0.0)
+            most = wording.span(way.figures[MEMORY, max(used)].values(), "GiB", 3) if used else ""
+            cells.append(Cell(most, figure=True))
+        fastest = max(rates.values(), default=0.0)
         cells.append(Cell(wording.duration(EPOCH_IMAGES / fastest) if fastest > 0 else "", figure=True))
         name = say(", ").join(word for word in words if word not in shared)
         lines.append(Row(name or say("images that stay on the GPU"), (*cells,)))
@@ -435,12 +419,13 @@ def _lost(way: Way) -> Iterator[Row]:
     together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
     communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
     rest cannot be separated by what is measured: the host, or clocks that are lower when all communicate."""
-    total = sum(way.alone.values())
-    for count, share in way.shares.items():
+    alone = way.figures.get((ALONE, 1), {})
+    total = sum(alone.values())
+    for count, share in way.by_count(SHARE).items():
         together = way.rates.get(count, math.nan)
-        if len(way.alone) != count or not (total > 0 and 0 <= share < 1 and together >= 0):  # NaN is neither
+        if len(alone) != count or not (total > 0 and 0 <= share < 1 and together >= 0):  # NaN is neither
             continue
-        slowest, pace = min(way.alone.items(), key=lambda item: item[1])
+        slowest, pace = min(alone.items(), key=lambda item: item[1])
         delivered = together / total
         gradients, imbalance = delivered * share / (1 - share), 1 - count * pace / total
         parts = (delivered, gradients, imbalance, max(0.0, 1 - delivered - gradients - imbalance))

@@ -16,6 +16,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import Accused
+from pytest_gpufleet.report.tables import Cell, Row
 
 
 class Group(NamedTuple):
@@ -30,22 +31,13 @@ class Group(NamedTuple):
         return [check.outcome if check else "unfinished" for check in self.checks.values()]
 
 
-class CheckLine(NamedTuple):
-    """A check with all of its cases. `state`: the gravest of them."""
-
-    name: str
-    title: str
-    state: str
-    result: str
-    duration: str
-
-
 # The gravest first.
 GRAVITY = ("failed", "unfinished", "skipped", "passed", "not applicable")
 
 
-def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
-    """The checks of a group, each with how it ended. `blamed`: ids of those that count as failed."""
+def check_lines(group: Group, blamed: Collection[str]) -> list[Row]:
+    """The checks of a group with all of their cases, each with how it ended, which has the gravest state, and how long
+    it took; in `details` the name. `blamed`: ids of those that count as failed."""
     lines = []
     for name, ids in grouped((check_id.partition("[")[0], check_id) for check_id in group.checks).items():
         ended = [check for check_id in ids if (check := group.checks[check_id])]
@@ -56,7 +48,8 @@ def check_lines(group: Group, blamed: Collection[str]) -> list[CheckLine]:
         known = shipped().checks.get(levels.check_name(name))
         title = next((check.title for check in ended if check.title), known.title if known else name)
         seconds = sum(check.seconds for check in ended)
-        lines.append(CheckLine(name, say(title), states[0], result, wording.duration(seconds) if seconds > 0.1 else ""))
+        took = Cell(wording.duration(seconds) if seconds > 0.1 else "")
+        lines.append(Row(say(title), (Cell(result, states[0]), took), name))
     return lines
 
 
@@ -103,27 +96,19 @@ MEANING = {
 }
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """What one group says of one GPU. `state`: of SYMBOLS; `text`: what is shown; `check`: the first that failed."""
 
     state: str
     text: str
     check: str = ""
 
-    @property
-    def symbol(self) -> str:
-        return SYMBOLS[self.state]
-
 
 class GridRow(NamedTuple):
     """One row: a GPU, or (`gpu` is None) the machine, for what concerns no single GPU."""
 
     gpu: Gpu | None
-    cells: tuple[Cell, ...]
-
-    @property
-    def failed(self) -> bool:
-        return any(cell.state == "failed" for cell in self.cells)
+    cells: tuple[GridCell, ...]
 
 
 def grid_rows(record: Record, groups: Sequence[Group], accused: Mapping[str, Accused]) -> list[GridRow]:
@@ -134,25 +119,19 @@ def grid_rows(record: Record, groups: Sequence[Group], accused: Mapping[str, Acc
     return [*rows, GridRow(None, tuple(_machine_cell(group, accused, places) for group in groups))]
 
 
-def legend(rows: Sequence[GridRow]) -> list[str]:
-    """What the cells of these rows mean, of each that is not plain."""
-    states = {cell.state for row in rows for cell in row.cells}
-    return [meaning for state, meaning in MEANING.items() if state in states]
-
-
-def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> Cell:
+def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: wording.Hosts) -> GridCell:
     """What a group says of a GPU, or of a node with all that is there."""
     found = _of_group(group, accused)
     if checks := [check for check, one in found.items() if where in one.named]:
         return _failed(checks)
     for check, one in found.items():
         if where in one.explained:
-            return Cell("explained", "explained", check)
+            return GridCell("explained", "explained", check)
         if where in one.beside:
-            return Cell("affected", say("with {place}", place=wording.place(one.beside[where], hosts)), check)
+            return GridCell("affected", say("with {place}", place=wording.place(one.beside[where], hosts)), check)
     for check, one in found.items():
         if one.everybody:
-            return Cell("unclear", "unclear", check)
+            return GridCell("unclear", "unclear", check)
     # What was measured on a device of a node was measured on the node.
     states = {
         finding.state
@@ -162,27 +141,27 @@ def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: word
         if part == where or (where.kind == "node" and part.is_on_node and part.node == where.node)
     }
     if "not judged" in states:
-        return Cell("not judged", "not judged")
-    return Cell("ok", "ok") if states & {"met", "missed"} or "passed" in group.outcomes else Cell("", "")
+        return GridCell("not judged", "not judged")
+    return GridCell("ok", "ok") if states & {"met", "missed"} or "passed" in group.outcomes else GridCell("", "")
 
 
-def _failed(checks: Sequence[str]) -> Cell:
+def _failed(checks: Sequence[str]) -> GridCell:
     text = say("failed") if len(checks) == 1 else say("failed {count}x", count=len(checks))
-    return Cell("failed", text, checks[0])
+    return GridCell("failed", text, checks[0])
 
 
-def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place]) -> Cell:
+def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection[Place]) -> GridCell:
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, one in _of_group(group, accused).items() if not (one.named or one.is_explained)]:
         return _failed(checks)
     outcomes = {*group.outcomes}
     if not outcomes:
-        return Cell("not run", "not run")
+        return GridCell("not run", "not run")
     unjudged = [at for each in group.findings if each.state == "not judged" for at in each.measurement.values]
     elsewhere = any(part not in gpus for at in unjudged for part in at.parts)
     if elsewhere or outcomes & {"skipped", "unfinished"}:
-        return Cell("not judged", "not judged")
-    return Cell("ok", "ok") if "passed" in outcomes else Cell("", "")
+        return GridCell("not judged", "not judged")
+    return GridCell("ok", "ok") if "passed" in outcomes else GridCell("", "")
 
 
 def _of_group(group: Group, accused: Mapping[str, Accused]) -> dict[str, Accused]:

@@ -2,36 +2,35 @@
 between them; as rows, as JSON and as a page."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.machine.network_ports import NETWORK_PORTS
+from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import gpu_grid, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why
-from pytest_gpufleet.report.failures import Accused, accused, accused_nodes, times_named
+from pytest_gpufleet.report.failures import accused, times_named
 from pytest_gpufleet.report.gpu_grid import Group, groups
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import difference, number, of_figure, what
+from pytest_gpufleet.report.tables import number, of_figure, what
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
-from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet, over_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, NodeRuns, natural, one_host
+from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, natural, one_host
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
+GRAVITY = [*gpu_grid.SYMBOLS]  # the gravest first
 WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
 SCHEMA = 1
 MOST_SAID = 6  # of a node, by checks between them
@@ -79,7 +78,7 @@ class HostRow:
     @property
     def gone(self) -> str:
         """What is told of a host without a run."""
-        return "lost" if _is_lost(self.gaps) else "no run that counts"
+        return "lost" if any(gap.kind == "lost" for gap in self.gaps) else "no run that counts"
 
 
 def host_rows(fleet: Fleet) -> list[HostRow]:
@@ -90,9 +89,21 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
     rows = []
     for node, run in enumerate(fleet.hosts):
         gaps, slow, unlike = gaps_of.pop(run.host, []), slow_of.get(node, []), differences_of.get(run.host, [])
-        cells, named = _states_and_named(run, slow)
-        record, cells[OWN] = run.record, "ok"  # how its own run ended, and whether it counts as it is
-        if record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1) or _is_lost(gaps):
+        record = run.record
+        parts, said = groups(record), accused(record)
+        states = zip(
+            *((cell.state for cell in row.cells) for row in gpu_grid.grid_rows(record, parts, said)), strict=True
+        )
+        cells = {part.title: min(of, key=GRAVITY.index) for part, of in zip(parts, states, strict=True)}
+        places: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
+        # Peers name no GPU where all are slow, nor where something that is no fault of a GPU explains it.
+        if not run.held_back and not any(each.everywhere for each in slow):
+            places += [on_node(one.place, 0) for each in slow for one in each.places]
+        gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
+        named = [gpus[place] for place in dict.fromkeys(places) if place in gpus]
+        cells[OWN] = "ok"  # how its own run ended, and whether it counts as it is
+        rejected = record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1)
+        if rejected or any(gap.kind == "lost" for gap in gaps):
             cells[OWN] = "failed"
         elif gaps or record.verdict == "INCOMPLETE" or (record.run.rehearsal and record.exit_status):
             cells[OWN] = "not judged"
@@ -106,34 +117,11 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
 def beside(row: HostRow) -> list[str]:
     """What the fleet lacks of a host, in words. In what runs differ, and who has what, the reasons of the fleet say."""
     facts = [gap.what.partition(": ")[0] for gap in row.gaps if gap.kind == "run otherwise"]
-    found = [
-        say("{hosts} {are}: {why}", hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what))
-        if gap.kind in WITH_WHY
-        else say(gap.what)
-        for gap in row.gaps
-        if gap.kind != "run otherwise"
-    ]
-    return [*found, *([say("its run differs in: {facts}", facts=say(", ").join(map(say, facts)))] if facts else [])]
-
-
-def _is_lost(gaps: Iterable[Gap]) -> bool:
-    return any(gap.kind == "lost" for gap in gaps)
-
-
-def _states_and_named(run: HostRun, slow: Collection[SlowPlaces]) -> tuple[dict[str, str], tuple[Gpu, ...]]:
-    """The gravest state of each group of checks, and the GPUs that are named. Their peers name none where all are slow,
-    nor where something that is no fault of a GPU explains it."""
-    record = run.record
-    parts, said, order = groups(record), accused(record), list(gpu_grid.SYMBOLS)
-    rows = gpu_grid.grid_rows(record, parts, said)
-    cells = {
-        part.title: min((row.cells[number].state for row in rows), key=order.index) for number, part in enumerate(parts)
-    }
-    gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
-    named: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
-    if not run.held_back and not any(each.everywhere for each in slow):
-        named += [on_node(one.place, 0) for each in slow for one in each.places]
-    return cells, tuple(gpus[place] for place in dict.fromkeys(named) if place in gpus)
+    found = []
+    for gap in (gap for gap in row.gaps if gap.kind != "run otherwise"):
+        text = "{hosts} {are}: {why}" if gap.kind in WITH_WHY else "{why}"
+        found.append(say(text, hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what)))
+    return found + ([say("its run differs in: {facts}", facts=say(", ").join(map(say, facts)))] if facts else [])
 
 
 def counts(fleet: Fleet) -> list[str]:
@@ -163,89 +151,72 @@ def document(fleet: Fleet) -> dict[str, Any]:
 
     Places are those of the model: those of the host with `node` n begin with "node<n>/", of the first with nothing.
     """
+    names = [run.host for run in fleet.hosts]
+    hosts = [
+        {
+            "node": row.node, "host": run.host, "serial": run.serial,
+            "gpus": [gpu.uuid for gpu in run.record.topology.gpus], "verdict": run.record.verdict,
+            "basis": basis.lowest(run.record), "utc": str(run.record.run.utc), "folder": run.folder,
+            "evidence_sha256": run.sha256, "groups": {title: state for title, state in row.cells.items() if state},
+            "named": [gpu.identity for gpu in row.named],
+        }
+        for row in host_rows(fleet)
+        if (run := row.run)
+    ]  # fmt: skip
+    slow = [
+        {
+            "host": names[each.node], **of_figure(each.figure),
+            "values": {str(one.place): number(one.value) for one in each.places},
+            "worse": {str(one.place): one.worse for one in each.places},
+            "everywhere": each.everywhere, "peers": each.peers,
+        }
+        for each in fleet.slow
+    ]  # fmt: skip
+    odd = [
+        {
+            "host": names[each.node], **of_figure(each.figure), "value": number(each.worst.value),
+            "reference": number(each.worst.reference), "worse": each.worst.worse, "check": each.check,
+        }
+        for each in fleet.odd
+    ]  # fmt: skip
+    faults = [
+        {
+            "hosts": [*dict.fromkeys(names[part.node] for subject in fault.subjects for part in subject.parts)],
+            **codec.plain(fault), "action": fault.kind.action, "next_step": fault.kind.next_step,
+        }
+        for fault in fleet.faults
+    ]  # fmt: skip
+    same = {
+        name: getattr(fleet, name) for name in ("verdict", "exit_status", "reasons", "expected", "gaps", "unusable")
+    }
     return {
-        "schema": SCHEMA,
-        "plugin": __version__,
-        "verdict": fleet.verdict,
-        "exit_status": fleet.exit_status,
-        "reasons": list(fleet.reasons),
+        "schema": SCHEMA, "plugin": __version__, **codec.plain(same),
         "basis": {"lowest": fleet.lowest, "figures": dict(fleet.grades)},
-        "expected": None if fleet.expected is None else list(fleet.expected),
-        "hosts": [_host(row.run, row) for row in host_rows(fleet) if row.run],
-        "gaps": [{"kind": gap.kind, "hosts": list(gap.hosts), "what": gap.what} for gap in fleet.gaps],
-        "unusable": [{"folder": each.folder, "host": each.host, "why": each.why} for each in fleet.unusable],
-        "differences": [difference(each) for each in fleet.differences],
-        "slower_than_peers": [
-            {
-                "host": fleet.hosts[each.node].host,
-                **of_figure(each.figure),
-                "values": {str(one.place): number(one.value) for one in each.places},
-                "worse": {str(one.place): one.worse for one in each.places},
-                "everywhere": each.everywhere,
-                "peers": each.peers,
-            }
-            for each in fleet.slow
-        ],
-        "odd_hosts": [
-            {
-                "host": fleet.hosts[each.node].host,
-                **of_figure(each.figure),
-                "value": number(each.worst.value),
-                "reference": number(each.worst.reference),
-                "worse": each.worst.worse,
-                "check": each.check,
-            }
-            for each in fleet.odd
-        ],
-        "faults": [_fault(fault, fleet.hosts) for fault in fleet.faults],
-        "notes": list(fleet.notes),
-    }
-
-
-def _host(run: HostRun, row: HostRow) -> dict[str, Any]:
-    record = run.record
-    return {
-        "node": row.node,
-        "host": run.host,
-        "serial": run.serial,
-        "gpus": [gpu.uuid for gpu in record.topology.gpus],
-        "verdict": record.verdict,
-        "basis": basis.lowest(record),
-        "utc": str(record.run.utc),
-        "folder": run.folder,
-        "evidence_sha256": run.sha256,
-        "groups": {title: state for title, state in row.cells.items() if state},
-        "named": [gpu.identity for gpu in row.named],
-    }
-
-
-def _fault(fault: Fault, hosts: Sequence[HostRun]) -> dict[str, Any]:
-    named = dict.fromkeys(hosts[part.node].host for subject in fault.subjects for part in subject.parts)
-    return {"hosts": list(named), **codec.plain(fault), "action": fault.kind.action, "next_step": fault.kind.next_step}
+        "hosts": hosts, "differences": codec.plain(fleet.differences), "slower_than_peers": slow, "odd_hosts": odd,
+        "faults": faults, "notes": list(fleet.notes),
+    }  # fmt: skip
 
 
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
     """A row for each node. `fleet`: as `over_nodes` makes it of this record."""
     between = groups(record)
     numbers = {host: node for node, host in record.hosts.items()}
-    named, said = accused_nodes(record), _said(record, between)
+    named, said = accused(record, nodes=True), _said(record, between)
+    nobody = {check for check, each in named.items() if not (each.named or each.is_explained)}
     found = []
     for row in host_rows(fleet):
-        node, own = numbers[row.host], row.cells if row.run or not between else {OWN: "not run"}
-        cells = {group.title: _state(record, node, group, named) for group in between}
-        found.append(replace(row, cells={**own, **cells}, said=said[node][:MOST_SAID], serial=record.node(node).serial))
+        node, cells = numbers[row.host], {**row.cells} if row.run or not between else {OWN: "not run"}
+        for group in between:
+            state = gpu_grid.cell(Place(node, "node"), group, named, record.hosts).state
+            if state != "failed" and (node in record.lost or node in record.left_out or not group.checks):
+                state = "not run"
+            elif state in ("ok", "") and not nobody.isdisjoint(
+                group.checks
+            ):  # who could be is not named: it may be any
+                state = "unclear"
+            cells[group.title] = state
+        found.append(replace(row, cells=cells, said=said[node][:MOST_SAID], serial=record.node(node).serial))
     return found
-
-
-def _state(record: Record, node: int, group: Group, named: Mapping[str, Accused]) -> str:
-    """Of a node, by checks between nodes. Where nobody is named who could be, it may be any."""
-    state = gpu_grid.cell(Place(node, "node"), group, named, record.hosts).state
-    if state == "failed":
-        return state
-    if node in record.lost or node in record.left_out or not group.checks:
-        return "not run"
-    nobody = any(check in named and not (named[check].named or named[check].is_explained) for check in group.checks)
-    return "unclear" if nobody and state in ("ok", "") else state
 
 
 def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
@@ -276,23 +247,20 @@ def nodes_in_words(record: Record) -> list[str]:
     if run.nodes_wanted:
         nodes = say("{nodes} of {wanted} asked for", nodes=nodes, wanted=run.nodes_wanted)
     gone = {"{count} lost": len(record.lost), "{count} left out": len(record.left_out)}
-    networks = Counter(filter(None, map(_network, record.machines.values()))).most_common(1)
+    networks: Counter[str] = Counter()  # "8 x ConnectX-7 400 Gb/sec"
+    for machine in record.machines.values():
+        kinds = Counter(" ".join(filter(None, (port.adapter, port.rate))) for port in ports_of(machine.host))
+        networks[", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if kind)] += 1
+    del networks[""]
     interfaces = ", ".join(dict.fromkeys(filter(None, run.interfaces)))
     safe = say(SECURED.get(run.secured or "", "how they are secured is not recorded"))
     return [
         say(", ").join([nodes, *(say(text, count=count) for text, count in gone.items() if count)]),
         *one_host(record),
-        *(say("network of a node: {network}", network=network) for network, _ in networks),
+        *(say("network of a node: {network}", network=network) for network, _ in networks.most_common(1)),
         *([say("ranks meet over {interfaces}", interfaces=interfaces)] if interfaces else []),
         say("messages: {transport}, {safe}", transport=run.transport, safe=safe),
     ]
-
-
-def _network(machine: HostFound) -> str:
-    """ "8 x ConnectX-7 400 Gb/sec" """
-    ports = NETWORK_PORTS.of(machine.host)
-    found = [] if isinstance(ports, Missing) else [" ".join(filter(None, (port.adapter, port.rate))) for port in ports]
-    return ", ".join(f"{count} x {kind}" for kind, count in sorted(Counter(found).items()) if kind)
 
 
 @dataclass(frozen=True)
@@ -305,10 +273,6 @@ class HostsPart:
     rows: Sequence[HostRow]
     reports: Mapping[str, str]
     symbols: ClassVar[Mapping[str, str]] = gpu_grid.SYMBOLS
-
-    @property
-    def nouns(self) -> str:
-        return f"{self.noun}s"
 
     def columns(self) -> list[str]:
         """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""
@@ -343,14 +307,6 @@ class HostsPart:
             worst = say("{percent}; allowed: {allowed}", percent=percent, allowed=allowed)
             found.append((what(slow.figure), every or wording.places(worse, MOST_PLACES), measured, worst))
         return found
-
-
-def nodes_part(record: Record, runs: NodeRuns, reports: Mapping[str, str]) -> HostsPart | None:
-    """Of a run on many nodes; None of one on its own machine. `runs`: the nodes' own."""
-    if not record.of_cluster:
-        return None
-    fleet = over_nodes(record, runs)
-    return HostsPart("node", fleet, rows(record, fleet), reports)
 
 
 def page(fleet: Fleet, reports: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pytest_gpufleet.machine.host import DMI, Dmi
+from pytest_gpufleet.machine.host import DMI
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.finding import IN_WORDS
@@ -38,11 +38,8 @@ def notes(record: Record) -> list[tuple[str, str]]:
 
 def time_taken(record: Record) -> str:
     """From when to when, and how long: "2026-11-22 08:00:00 UTC to 2026-11-22 08:31:12 UTC, 31 min 12 s"."""
-    begin = wording.moment(record.run.utc)
-    if not record.ended:
-        return say("{begin}, not ended", begin=begin)
-    lasted = wording.duration(record.lasted)
-    text = say("{begin} to {end}, {lasted}", begin=begin, end=wording.moment(record.ended), lasted=lasted)
+    begin, end, lasted = wording.moment(record.run.utc), wording.moment(record.ended), wording.duration(record.lasted)
+    text = say("{begin} to {end}, {lasted}" if end else "{begin}, not ended", begin=begin, end=end, lasted=lasted)
     return wording.sentences(f"{text}{say('.')}", wrong) if (wrong := clock_error(record)) else text
 
 
@@ -60,31 +57,21 @@ def clock_error(record: Record) -> str:
     return say(text, percent=wording.percent(abs(by_clock / record.lasted - 1), 2), how=how)
 
 
-def _dmi(found: HostFound) -> Dmi:
-    dmi = DMI.of(found.host)
-    return Dmi() if isinstance(dmi, Missing) else dmi
-
-
 def signed(record: Record) -> list[tuple[str, str]]:
     """What the verdict is of, and what is signed: a name and a value each."""
     noted, run, models = notes(record), record.run, wording.models(record.topology.gpus) or say("no GPU")
-    more, serials = len(noted) - MOST_NOTES, [node.serial for node in run.nodes if node.serial]
+    numbers = [say("serial {serial}", serial=at.serial) if at.serial else "" for at in run.nodes]
     if record.of_cluster:
-        names = [
-            f"{at.host} ({say('serial {serial}', serial=at.serial)})" if at.serial else at.host for at in run.nodes
-        ]
+        names = [f"{at.host} ({number})" if number else at.host for at, number in zip(run.nodes, numbers, strict=True)]
         who = [("Nodes", say(some(names, MOST_NAMED))), ("GPUs", models)]
     else:
-        dmi = _dmi(record.machine)
-        machine = " ".join(filter(None, (dmi.vendor, dmi.product)))
-        number = say("serial {serial}", serial=serials[0]) if serials else ""
         gpus = [
             f"GPU {gpu.index}{f' ({gpu.position})' if gpu.position else ''}: {gpu.serial or gpu.uuid}"
             for gpu in record.topology.gpus
         ]
         who = [
             ("Host", run.host),
-            ("Machine", ", ".join(filter(None, (machine, number)))),
+            ("Machine", ", ".join(filter(None, (_board(record.machine), *numbers[:1])))),
             ("GPUs", models),
             ("Serial numbers", say(some(gpus, MOST_NAMED))),
         ]
@@ -92,12 +79,22 @@ def signed(record: Record) -> list[tuple[str, str]]:
     suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=say(run.level)), commit
     rows = [
         *noted[:MOST_NOTES],
-        ("And", say("{count} more notes, which evidence.jsonl has", count=more) if more > 0 else ""),
+        (
+            "And",
+            say("{count} more notes, which evidence.jsonl has", count=more)
+            if (more := len(noted[MOST_NOTES:]))
+            else "",
+        ),
         *who,
         ("Time", time_taken(record)),
         ("Suite", say(", ").join(filter(None, suite))),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _board(found: HostFound) -> str:
+    """ "Dell Inc. PowerEdge XE9680" """
+    return "" if isinstance(dmi := DMI.of(found.host), Missing) else " ".join(filter(None, (dmi.vendor, dmi.product)))
 
 
 def page_foot(record: Record, sha256: str) -> Markup:
@@ -243,33 +240,29 @@ def facts(record: Record) -> list[Table]:
     return [Table(title, "", (), rows) for title, rows in found.items() if rows]
 
 
-FILES_OF_OTHERS = "conftest.py, sitecustomize.py"
-
-
 def _all_that_ran(record: Record) -> Facts:
     """Of this run, and what was otherwise in those that it goes on with."""
     found: Facts = []
     for session in sorted(record.sessions, key=lambda session: bool(session.in_run)):
         plugins = ", ".join(f"{each.name} {each.version}".strip() for each in session.plugins)
         files = ", ".join(f"{each.file} (SHA-256 {each.sha256[:12]}…)" for each in session.conftests)
-        for what, text in (("Plugins of pytest", plugins), (FILES_OF_OTHERS, files)):
-            if not session.in_run:
-                found.append((what, text))
-            elif (what, text) not in found:
-                found.append((f"{what}{session.where}", text))
+        for what, text in (("Plugins of pytest", plugins), ("conftest.py, sitecustomize.py", files)):
+            if not session.in_run or (what, text) not in found:
+                found.append((f"{what}{session.where if session.in_run else ''}", text))
     return found
 
 
 def _host(host: HostFound) -> Facts:
     """What is shown and not judged is among it: NVIDIA's and AMD's guides for tuning advise against NUMA
     balancing, systems have it as they come, and healthy machines have been seen with it."""
-    dmi, found = _dmi(host), PROCESSOR_SETUP.of(host.host)
-    setup = ProcessorSetup() if isinstance(found, Missing) else found
+    dmi, setup = DMI.of(host.host), PROCESSOR_SETUP.of(host.host)
+    bios = () if isinstance(dmi, Missing) else (dmi.bios_version, dmi.bios_date)
+    setup = ProcessorSetup() if isinstance(setup, Missing) else setup
     balancing = setup.numa_balancing
     files = (host.get("open_files_limit"), host.get("open_files_hard_limit"))
     return [
-        ("Machine", " ".join(filter(None, (dmi.vendor, dmi.product)))),
-        ("BIOS", ", ".join(filter(None, (dmi.bios_version, dmi.bios_date)))),
+        ("Machine", _board(host)),
+        ("BIOS", ", ".join(filter(None, bios))),
         ("System", ", ".join(filter(None, (host.get("system"), host.get("kernel"))))),
         ("Processors (allowed)", host.get("processors_allowed")),
         ("Host memory", _size(host.get("memory_bytes"))),

@@ -14,12 +14,13 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import figures, gpu_grid, machine_section, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
-from pytest_gpufleet.report.failures import Accused, accused, failures, return_tables
+from pytest_gpufleet.report.failures import MOST_MESSAGES, Accused, accused, failures, return_tables
 from pytest_gpufleet.report.figures import group_table, named
-from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, nodes_part
+from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, rows as rows_of_nodes
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis, requirements
+from pytest_gpufleet.verdict.fleet.fleet_verdict import over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, inapplicable, newer, not_applied
 
@@ -44,29 +45,28 @@ LEAVES_NOTHING_OPEN = {
     "Limits of the given profile that applied to no measurement": not_applied,
 }
 
-Plots = list[tuple[str, str]]  # caption and SVG
 ALONE: NodeRuns = {}
 NOWHERE: Mapping[str, str] = {}
 
 
 def page(
-    record: Record,
-    sha256: str = "",
-    runs: NodeRuns = ALONE,
-    reports: Mapping[str, str] = NOWHERE,
+    record: Record, sha256: str = "", runs: NodeRuns = ALONE, reports: Mapping[str, str] = NOWHERE,
     language: Language | None = None,
-) -> str:
-    """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `runs` and `reports`: as
-    `hosts.nodes_part` takes them. `language`: that of the run, if none is given."""
-    record = between(record, runs)
+) -> str:  # fmt: skip
+    """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `runs`: of its nodes.
+    `reports`: as `HostsPart` has them. `language`: that of the run, if none is given."""
+    record, nodes = between(record, runs), None
     with in_language(language or record.run.language):
+        if record.of_cluster:
+            fleet = over_nodes(record, runs)
+            nodes = HostsPart("node", fleet, rows_of_nodes(record, fleet), reports)
         return render(
             "page.html.jinja",
             title=f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}",
             made="Made by {tool} from the evidence of the run.",
             foot=machine_section.page_foot(record, sha256),
             sha256=sha256,
-            **_content(record, nodes_part(record, runs, reports)),
+            **_content(record, nodes),
         )
 
 
@@ -81,7 +81,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
     failed = failures(record, said)
     shown = enumerate(failed[:MOST_FAILURES], 1)
     rows = [] if nodes else gpu_grid.grid_rows(record, parts, said)
-    times = [sample.time for sample in record.telemetry]
+    states = {cell.state for row in rows for cell in row.cells}
     return {
         "record": record,
         "run": record.run,
@@ -101,14 +101,16 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "rows": rows,
         # A group that says nothing of any GPU, nor of the host, needs no column.
         "columns": [number for number in range(len(parts)) if any(row.cells[number].state for row in rows)],
-        "legend": gpu_grid.legend(rows),
+        "legend": [text for state, text in gpu_grid.MEANING.items() if state in states],
+        "marks": gpu_grid.SYMBOLS,
         "failures": failed[:MOST_FAILURES],
         "failures_left_out": len(failed[MOST_FAILURES:]),
         "most_rows": MOST_ROWS,
+        "most_messages": MOST_MESSAGES,
         "anchors": {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names},
         "sections": list(_sections(parts, said, sources, record.hosts)),
         "sources": sources,
-        "telemetry": _telemetry(record) if times and max(times) - times[0] >= SHORTEST_DRAWN else "",
+        "telemetry": _telemetry(record),
         "requirements": _requirements(record, own),
         **_open(record, nodes),
         **MAY_DIFFER,
@@ -160,11 +162,8 @@ def _sections(
             every = tuple(sorted(every, key=lambda finding: finding.state in SETTLED)[:room])
         room -= len(every)
         # The sweep has one table, of all of its figures.
-        apart = [
-            each
-            for each in every
-            if not (figures.is_swept(each.measurement.conditions) and figures.for_information(each))
-        ]
+        swept = (figures.is_swept(each.measurement.conditions) and figures.for_information(each) for each in every)
+        apart = [each for each, in_sweep in zip(every, swept, strict=True) if not in_sweep]
         lines, states = gpu_grid.check_lines(group, accused), Counter(map(figures.state, group.findings))
         tallies = [_tally("check", Counter(group.outcomes), gpu_grid.GRAVITY)]
         open_ = (each for each in group.findings if each.state not in SETTLED and not figures.for_information(each))
@@ -172,7 +171,7 @@ def _sections(
             "group": group,
             "in_short": say("; ").join([*tallies, *([_tally("measurement", states, STATES)] if states else [])]),
             # Nobody has to look at it: all passed, and no figure missed or is open.
-            "settled": all(line.state in SETTLED for line in lines) and not any(open_),
+            "settled": all(line.cells[0].state in SETTLED for line in lines) and not any(open_),
             "lines": lines,
             "plots": _curves(every) if every and number < MOST_DRAWN else [],
             "heats": figures.heat_tables(apart, hosts),
@@ -181,14 +180,17 @@ def _sections(
         }
 
 
-def _curves(findings: Sequence[Finding]) -> Plots:
-    """The plots of a group. matplotlib is loaded here, once there is something to draw."""
+def _curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """The plots of a group, each with its caption. matplotlib is loaded here, once there is something to draw."""
     from pytest_gpufleet.report.plots import curves
 
     return curves(findings)
 
 
 def _telemetry(record: Record) -> str:
+    times = [sample.time for sample in record.telemetry]
+    if not times or max(times) - times[0] < SHORTEST_DRAWN:
+        return ""
     from pytest_gpufleet.report.plots import telemetry
 
     return telemetry(record.telemetry, [gpu.place for gpu in record.topology.gpus], record.spans)
@@ -245,15 +247,12 @@ def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
     rows, titles = [], {levels.check_name(check.id): check.title for check in record.checks.values()}
     groups = ((gpu_grid.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
     for key, each in grouped(((gap.kind, gap.why, group), gap) for group, gap in groups).items():
-        things = [named(gap.finding) for gap in each if gap.finding]
-        most = MOST_NAMED if things else None
-        if not things and (whole := AS_A_WHOLE.get(each[0].kind)):
-            things = [say(whole)]
-        elif not things:
-            by_check = grouped((gap.check or gap.subject, gap) for gap in each)
-            things = [
-                titled(name, titles.get(name, "")) + in_cases(of, record.suite) if of[0].check else name
-                for name, of in by_check.items()
-            ]
-        rows.append(GapRow(*key, things[:most], len(things[most:]) if most else 0))
+        by_check = grouped((gap.check or gap.subject, gap) for gap in each)
+        things = [
+            titled(name, titles.get(name, "")) + in_cases(of, record.suite) if of[0].check else name
+            for name, of in by_check.items()
+        ]
+        things = [say(AS_A_WHOLE[each[0].kind])] if each[0].kind in AS_A_WHOLE else things
+        named_ones = [named(gap.finding) for gap in each if gap.finding]
+        rows.append(GapRow(*key, named_ones[:MOST_NAMED] or things, len(named_ones[MOST_NAMED:])))
     return rows

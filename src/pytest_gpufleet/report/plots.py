@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
@@ -108,36 +107,23 @@ def drawable(value: float | None) -> float | None:
 def ticks(values: Iterable[float], most: int) -> list[float]:
     """About so many of the values on a logarithmic axis, from the largest down, each far enough from the last."""
     every = sorted(set(values), reverse=True)
-    apart = (every[0] / every[-1]) ** (1 / most)
-    chosen = every[:1]
-    for value in every[1:]:
+    apart, chosen = (every[0] / every[-1]) ** (1 / most), [math.inf]
+    for value in every:
         if value * apart <= chosen[-1]:
             chosen.append(value)
-    return chosen
-
-
-def translated(*texts: str) -> dict[str, str]:
-    """Of texts in a drawing, that of limits among them, what stands there in the language of the report."""
-    limit = say("Limit").lower()  # "limit" itself is said where limits are counted
-    return {LIMIT: limit, **{text: say(text) for text in texts}}
+    return chosen[1:]
 
 
 def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     """The drawing. `said`: texts in it, and what stands there in their places: matplotlib, which lays it out, has fonts
     for English alone, and the reader's browser has others."""
-    texts: list[str] = []
-    for text in figure.findobj(Text):
-        if (drawn := text.get_text()) and drawn in said:
-            text.set_gid(f"said_{len(texts)}")
-            texts.append(escape(wording.clean(said[drawn]), quote=False))
+    shown = {escape(drawn, quote=False): escape(wording.clean(text), quote=False) for drawn, text in said.items()}
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would make every file differ
     canvas: Any = FigureCanvasSVG(figure)  # some versions of matplotlib come without its types
     canvas.print_svg(file, metadata=nothing)
     _, tag, body = file.getvalue().partition("<svg ")
-    body = re.sub(
-        r'(<g id="said_(\d+)">.*?)[^<>]*(?=</text>)', lambda text: text[1] + texts[int(text[2])], body, flags=re.DOTALL
-    )
+    body = re.sub("[^<>]+(?=</text>)", lambda text: shown.get(text[0], text[0]), body)
     # Two drawings on one page must not share ids; none of matplotlib's names is referred to, its hashes are.
     body = re.sub(r' id="[\w.]+_\d+"', "", body).replace(INK, "currentColor")
     # A tenth of a point is finer than the eye; with six digits the file would be twice as large.
@@ -160,6 +146,7 @@ SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
 CURVE_HEIGHT = 1.35
 MEASURED, HEALTHY = "measured", "published for a healthy machine"  # in the legend
+CIRCLE: Any = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "linestyle": ""}
 
 Line = Mapping[float, Finding]  # by size
 Panels = Mapping[str, Sequence[tuple[str, Line]]]  # the lines of each, with their names
@@ -176,34 +163,32 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             if drawable(each.measurement.values.get(WORLD)) and 0 < size_of(each, key) <= LARGEST
         )
         for some in [*grouped((each.measurement.metric, each) for each in points).values()][:MOST_METRICS]:
+            under = (each.measurement.conditions for each in some)
+            at = [next((str(given[name]) for name in PANEL if name in given), "") for given in under]
             with in_language("en"):  # which matplotlib lays out
-                names = _line_names(some, key)
-            lines = by_size(some, zip(map(_panel_name, some), names, strict=True), key)
+                names = _line_names(some, at, key)
+            lines = by_size(some, zip(at, names, strict=True), key)
             by_panel = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if by_panel:
                 metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:MOST_PANELS])
                 measured = wording.capitalised(say(metric.title))
                 caption = say("{metric} against {what}", metric=measured, what=say(label))
-                said = translated(label, MEASURED, HEALTHY) | dict(zip(names, _line_names(some, key), strict=True))
+                said = {text: say(text) for text in (label, MEASURED, HEALTHY)}
+                said |= dict(zip(names, _line_names(some, at, key), strict=True))
+                said[LIMIT] = say("Limit").lower()  # "limit" itself is said where limits are counted
                 result.append((caption, _curves_svg(shown, key, caption, metric, said)))
     return result
 
 
-def _panel_name(finding: Finding) -> str:
-    conditions = finding.measurement.conditions
-    return next((str(conditions[each]) for each in PANEL if each in conditions), "")
-
-
-def _line_names(findings: Sequence[Finding], key: str) -> list[str]:
+def _line_names(findings: Sequence[Finding], panels: Sequence[str], key: str) -> list[str]:
     """What tells the line of each finding from others of its panel, short where it is of nodes or of the sweep."""
     _, names = wording.shared_and_own(findings, without=wording.ALONG[key])
     shown = []
-    for finding, name in zip(findings, names, strict=True):
+    for finding, panel, name in zip(findings, panels, names, strict=True):
         given = finding.measurement.conditions
         left_out = ("ranks", "in_place") if "nodes" in given else ("workload",)
         known = wording.words({each: given[each] for each in left_out if each in given})
-        parts = (part for part in name.split(say(", ")) if part not in (_panel_name(finding), *known))
-        shown.append(say(", ").join(parts))
+        shown.append(say(", ").join(part for part in name.split(say(", ")) if part not in (panel, *known)))
     return shown
 
 
@@ -218,14 +203,23 @@ def _curves_svg(shown: Panels, key: str, caption: str, metric: Metric, said: Map
     if bounds:
         handles.append(Line2D([], [], color=INK, linewidth=1.8, label=LIMIT))
     if healthy:
-        circle: Any = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "linestyle": ""}
-        handles.append(Line2D([], [], color=INK, label=HEALTHY, **circle))
+        handles.append(Line2D([], [], color=INK, label=HEALTHY, **CIRCLE))
     handles = handles if len(handles) > 1 else []
     with style(f"{metric.name} against {key}"):
         figure, axes = panels(len(shown), COLUMNS, CURVE_HEIGHT, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, shown.items(), strict=True)):
             for name, line in lines:
-                _draw_curve(each, line, names.index(name))
+                # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
+                xs, values = [*map(math.log2, line)], [finding.measurement.values[WORLD] for finding in line.values()]
+                each.plot(xs, values, **look(names.index(name), 3.5))
+                for x, value, finding in zip(xs, values, line.values(), strict=True):
+                    bound, reached = _marks(finding)
+                    if reached:
+                        each.plot([x], [reached], color=INK, markeredgewidth=0.9, **CIRCLE)
+                    if bound is not None:
+                        each.plot([x - 0.6, x + 0.6], [bound] * 2, color=INK, linewidth=1.8)
+                    if finding.state == "missed":
+                        each.plot([x], [value], "X", color=BAD, markersize=8, markeredgewidth=0)
             title(each, panel)
             marks = ticks(sizes, 5)
             labels = [show(mark).replace(" ", "\u2009") for mark in marks]
@@ -250,21 +244,6 @@ def _marks(finding: Finding) -> tuple[float | None, float | None]:
     return (drawable(limit.value), drawable(limit.healthy)) if limit else (None, None)
 
 
-def _draw_curve(axes: Any, line: Line, index: int) -> None:
-    # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
-    points = [(math.log2(size), finding.measurement.values[WORLD], finding) for size, finding in line.items()]
-    axes.plot([x for x, _, _ in points], [value for _, value, _ in points], **look(index, 3.5))
-    for x, value, finding in points:
-        bound, healthy = _marks(finding)
-        if healthy:
-            axes.plot([x], [healthy], "o", markersize=6, markerfacecolor="none", markeredgecolor=INK,
-                      markeredgewidth=0.9)  # fmt: skip
-        if bound is not None:
-            axes.plot([x - 0.6, x + 0.6], [bound] * 2, color=INK, linewidth=1.8)
-        if finding.state == "missed":
-            axes.plot([x], [value], "X", color=BAD, markersize=8, markeredgewidth=0)
-
-
 # ---------------------------------------------------------------- telemetry
 
 CAPTION = "What the GPUs did during the run"
@@ -278,8 +257,8 @@ MOST_TICKS = 9
 HOUR = 3600
 # Below the time axis: of a run of minutes, and of one of two hours and more.
 MINUTES, HOURS = "minutes:seconds since {time} UTC", "hours:minutes since {time} UTC"
-LABEL_GAP = 0.035  # between the names of two groups, of the axis' width
-LONGEST_LABEL, LAST_LABEL, NARROWEST = 16, 0.94, 0.01  # characters; of the axis' width
+# Characters of the name of a group; and of the axis' width the narrowest group that is named, and the last place.
+LONGEST_LABEL, NARROWEST, LAST_LABEL = 16, 0.035, 0.94
 PANEL_HEIGHT, LABELS_HEIGHT, LEGEND_LINE = 0.95, 0.7, 0.18  # in inches
 
 # (name, start, end) of a check, in seconds since the epoch; of a group, in seconds since the first sample
@@ -360,7 +339,7 @@ def _svg(shown: Mapping[Quantity, Mapping[Place, Points]], stripes: Spans, start
 
     at_ticks = range(0, int(length) + 1, next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400))
     since = Said(HOURS if hours else MINUTES, time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}")
-    said = translated(since, *(name for name, _, _ in stripes))
+    said = {text: say(text) for text in (since, *(name for name, _, _ in stripes))}
     above = LABELS_HEIGHT + LEGEND_LINE * (max(map(len, shown.values())) // LEGEND_COLUMNS)
     with style(CAPTION):
         figure, axes = panels(len(shown), 1, PANEL_HEIGHT, legend=True, above=above)
@@ -383,28 +362,11 @@ def _svg(shown: Mapping[Quantity, Mapping[Place, Points]], stripes: Spans, start
             said[name] = f"{say(quantity.title)}{say(', ')}{quantity.unit}"
             title(panel, name)
             texts.append(f"{say(quantity.title)} {wording.span(known, quantity.unit)}")
-        _name(axes[0], stripes, length)
+        for name, first, last in stripes:
+            if last - first > length * NARROWEST:  # else it would cover the next one
+                at = min((first + last) / 2, length * LAST_LABEL), 1.25  # above the stripe
+                axes[0].text(*at, name, transform=axes[0].get_xaxis_transform(), rotation=40, rotation_mode="anchor",
+                             va="center", fontsize=8, parse_math=False)  # fmt: skip
         axes[-1].set_xlabel(str(since))
         legend(figure, axes[0].lines)
         return svg(figure, f"{say(CAPTION)}{say(': ')}{say('; ').join(texts)}", said)
-
-
-def _name(axes: Any, stripes: Spans, length: float) -> None:
-    """Above the stripes the name of each as far as there is room; the longest come first."""
-    seen = [stripe for stripe in stripes if stripe[2] - stripe[1] > length * NARROWEST]
-    longest = sorted(seen, key=lambda stripe: stripe[1] - stripe[2])[: int(1 / LABEL_GAP)]
-    named = [stripe for stripe in stripes if stripe in longest]
-    wanted = [(first + last) / 2 / length for _, first, last in named]
-    # Near those that are wanted, at least LABEL_GAP apart and none where its end would be cut off, in the same order.
-    positions, limit = [*accumulate(wanted, lambda last, at: max(at, last + LABEL_GAP))], LAST_LABEL
-    for number in reversed(range(len(positions))):
-        positions[number] = min(positions[number], limit)
-        limit = positions[number] - LABEL_GAP
-    above = axes.get_xaxis_transform()
-    leader = {"arrowstyle": "-", "color": INK, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-    for (name, _, _), at, shown_at in zip(named, wanted, positions, strict=True):
-        axes.annotate(
-            name, (at * length, 1.22), (shown_at * length, 1.4), xycoords=above, textcoords=above,
-            rotation=40, rotation_mode="anchor", va="center", fontsize=8, parse_math=False,
-            arrowprops=leader,
-        )  # fmt: skip

@@ -10,7 +10,7 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Row, Table, difference, number, of_figure, on_screen, row, what
+from pytest_gpufleet.report.tables import Row, Table, number, of_figure, on_screen, row, what
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.outliers import Outlier
@@ -48,48 +48,36 @@ def screen(found: RunComparison) -> Group:
 
 def document(found: RunComparison) -> dict[str, Any]:
     """The same for programs."""
-    runs = {name: (each.run.host, each.run.utc, each.verdict) for name, each in found.runs.items()}
+    runs = found.runs.items()
+    worse = [
+        {
+            "run": each.run, "place": str(each.place), "identity": each.identity, **of_figure(each.figure),
+            "value": number(each.value), "reference": number(each.reference), "worse": each.worse,
+            "noise": each.allowed, "gpus": list(each.gpus),
+            "history": {name: number(value) for name, value in each.history.items()},
+        }
+        for each in found.worse
+    ]  # fmt: skip
+    figures = []
+    for each in found.rows:
+        at_worst = ((name, at) for name, at in zip(found.runs, each.worst, strict=True) if at)
+        worst = {name: {"place": str(place), "value": number(value)} for name, (place, value) in at_worst}
+        middle = {"median": number(each.median), "spread": number(each.spread)}
+        figures.append({**of_figure(each.figure), "worst": worst, **middle})
     return {
-        "runs": {name: dict(zip(("host", "utc", "verdict"), of_run, strict=True)) for name, of_run in runs.items()},
+        "runs": {name: {"host": of.run.host, "utc": of.run.utc, "verdict": of.verdict} for name, of in runs},
         "notes": list(found.notes),
         "compared": found.compared,
-        "worse" if found.over_time else "outliers": [
-            {
-                "run": each.run,
-                "place": str(each.place),
-                "identity": each.identity,
-                **of_figure(each.figure),
-                "value": number(each.value),
-                "reference": number(each.reference),
-                "worse": each.worse,
-                "noise": each.allowed,
-                "gpus": list(each.gpus),
-                "history": {name: number(value) for name, value in each.history.items()},
-            }
-            for each in found.worse
-        ],
-        "fingerprints": [difference(each) for each in found.other_bits],
+        "worse" if found.over_time else "outliers": worse,
+        "fingerprints": codec.plain(found.other_bits),
         "faults": codec.plain(found.faults),
-        "figures": [
-            {
-                **of_figure(each.figure),
-                "worst": {
-                    name: {"place": str(at[0]), "value": number(at[1])}
-                    for name, at in zip(found.runs, each.worst, strict=True)
-                    if at
-                },
-                "median": number(each.median),
-                "spread": number(each.spread),
-            }
-            for each in found.rows
-        ],
+        "figures": figures,
     }
 
 
 def headline(found: RunComparison) -> str:
     """What was found, in one line."""
-    *earlier, last = found.runs
-    figures, several = wording.count(found.compared, "measurement"), wording.count(len(found.runs), "run")
+    last, figures = [*found.runs][-1], wording.count(found.compared, "measurement")
     if found.other_bits:
         apart = found.other_bits[0]
         unknown = "These compute different bits, and which are wrong is not known: {machines}."
@@ -98,12 +86,12 @@ def headline(found: RunComparison) -> str:
     if not found.compared and not found.faults:
         none_before = "There is nothing to compare: no earlier run has a measurement of a GPU of {run}."
         nothing = "There is nothing to compare: the runs have no measurement in common."
-        return say(none_before, run=last) if found.over_time else say(nothing)
+        return say(none_before if found.over_time else nothing, run=last)
     if not found.worse and not found.faults:
-        if not found.over_time:
-            return say("No outlier among {figures} of {runs}.", figures=figures, runs=several)
-        runs = wording.count(len(earlier), "earlier run")
-        return say("Nothing got worse in {run}: {figures} compared with {runs}.", run=last, figures=figures, runs=runs)
+        several = wording.count(len(found.runs) - found.over_time, "earlier run" if found.over_time else "run")
+        text = "Nothing got worse in {run}: {figures} compared with {runs}."
+        text = text if found.over_time else "No outlier among {figures} of {runs}."
+        return say(text, run=last, figures=figures, runs=several)
     parts = []
     if found.faults:
         parts.append(say("{counters} grew", counters=wording.count(len(found.faults), "counter of errors")))

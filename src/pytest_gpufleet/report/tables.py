@@ -1,18 +1,12 @@
-"""Tables, built once for the page, the terminal, CSV and JSON."""
+"""Tables, built once for the page and the terminal; and measurements as JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.outliers import Figure
 
 if TYPE_CHECKING:
@@ -57,14 +51,6 @@ class Table(NamedTuple):
     def note(self) -> str:
         return say("; ").join(filter(None, self.notes))
 
-    @property
-    def judged(self) -> list[Row]:
-        return [row for row in self.rows if not row.for_information]
-
-    @property
-    def folded(self) -> list[Row]:
-        return [row for row in self.rows if row.for_information]
-
 
 def row(name: str, *values: object) -> Row:
     return Row(name, tuple(Cell("" if value is None else str(value)) for value in values))
@@ -85,27 +71,6 @@ def on_screen(table: Table) -> ScreenTable:
     return drawn
 
 
-# How a cell begins that spreadsheets compute (OWASP, "CSV Injection"); in many countries they split at ";".
-FORMULA = re.compile(r"(^|[;\t])(?=\s*[=+@-])")
-
-Value = str | float | Mapping[str, Condition] | None
-
-
-def csv_text(rows: Iterable[Sequence[Value]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(map(_value, row) for row in rows)
-    return file.getvalue()
-
-
-def _value(value: Value) -> str | float:
-    """What is no number is empty; a text from evidence is never a formula, nor more than one line."""
-    if isinstance(value, Mapping):
-        value = "; ".join(f"{name}={each}" for name, each in value.items())
-    if isinstance(value, str):
-        return FORMULA.sub(r"\1'", wording.one_line(value))
-    return value if value is not None and math.isfinite(value) else ""
-
-
 def number(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
@@ -113,12 +78,6 @@ def number(value: float) -> float | None:
 
 def of_figure(figure: Figure) -> dict[str, Any]:
     return {"metric": figure.name, "unit": figure.metric.unit, "conditions": dict(figure.conditions)}
-
-
-def difference(found: Difference) -> dict[str, Any]:
-    """In what machines differ: what most have, None if none has most, and who has what else."""
-    others = {value: list(machines) for value, machines in found.others.items()}
-    return {"fact": found.fact, "usual": found.usual, "others": others}
 
 
 def what(figure: Figure) -> str:

@@ -12,7 +12,7 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.measurement import goodness
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import CALLED, WORLD, Place, Where
+from pytest_gpufleet.model.place import CALLED, WORLD, Where
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -123,7 +123,7 @@ def span(values: Iterable[float], unit: str, digits: int = 4) -> str:
     numbers = [value for value in every if not math.isnan(value)]
     if not numbers:
         return number(math.nan)
-    low, high = quantity(min(numbers), unit, digits), quantity(max(numbers), unit, digits)
+    low, high = (quantity(end(numbers), unit, digits) for end in (min, max))
     sign = "%" if unit == "ratio" else unit
     text = low if low == high else say("{first} to {last}", first=low.removesuffix(f" {sign}"), last=high)
     return text if len(numbers) == len(every) else f"{text}, and {number(math.nan)}"
@@ -140,18 +140,14 @@ def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
 
 def words(conditions: Mapping[str, Condition]) -> list[str]:
     """Each condition in plain words, ["all_reduce", "8 GiB", "8 ranks", "NVLS off"]; an unknown one by its name."""
-    order = [key for key in CONDITIONS if key in conditions]
-    order += [key for key in conditions if key not in CONDITIONS]
     result = []
-    for key in order:
+    for key in (key for key in {**CONDITIONS, **conditions} if key in conditions):
         value, known = conditions[key], CONDITIONS.get(key) or ConditionType(None, form=f"{key.replace('_', ' ')} {{}}")
         if value in known.words:
             result.append(say(known.words[value]))
             continue
-        if isinstance(value, bool):
-            text = say("on" if value else "off")
-        elif isinstance(value, str):
-            text = say(value)
+        if isinstance(value, bool | str):
+            text = say(value if isinstance(value, str) else "on" if value else "off")
         elif key == "nccl":
             text = f"{value // 10_000:.0f}.{value // 100 % 100:.0f}.{value % 100:.0f}"
         else:
@@ -168,8 +164,6 @@ def conditions(finding: Finding) -> list[str]:
 
 def shared_and_own(findings: Sequence[Finding], without: Collection[str] = ()) -> tuple[str, list[str]]:
     """The conditions that all findings share, in words; and for each finding those that tell it apart."""
-    if not findings:
-        return "", []
     conditions = [finding.measurement.conditions for finding in findings]
     every = {key for each in conditions for key in each}
     shared = {key for key in every - LEADING if len({each.get(key) for each in conditions}) == 1}
@@ -200,17 +194,15 @@ def place(where: Where, hosts: Hosts = ALONE) -> str:
     names of their hosts: "gf1 GPU 3", "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
     if where == WORLD:
         return say("all ranks together")
-    first, *others = where.parts
-    names = [_on_host(first, hosts), *(_on_host(part, hosts if part.node != first.node else ALONE) for part in others)]
+    names: list[str] = []
+    said: set[int] = set()
+    for part in where.parts:
+        device, host = f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part), ""
+        if len(hosts) > 1 and part.is_on_node and part.node not in said:
+            host = hosts.get(part.node, f"node {part.node}")
+        names.append(device if not host else f"{host} {device}" if part.is_device else host)
+        said.add(part.node)
     return names[0] if len(names) == 1 else say("{first} to {last}", first=names[0], last=names[1])
-
-
-def _on_host(part: Place, hosts: Hosts) -> str:
-    device = f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part)
-    if len(hosts) < 2 or not part.is_on_node:
-        return device
-    host = hosts.get(part.node, f"node {part.node}")
-    return f"{host} {device}" if part.is_device else host
 
 
 def worst(finding: Finding) -> tuple[Where, float] | None:

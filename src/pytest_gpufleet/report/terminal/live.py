@@ -181,61 +181,38 @@ def has_room(stream: TextIO, lines: int) -> bool:
 # ---------------------------------------------------------------- the running check
 
 STALE_SECONDS = 3600
-LONGEST_LINE = 16 << 20  # bytes
+TAIL = 16 << 20  # bytes: some hours of telemetry, which says nothing of checks
 BAR = 12  # characters
 
 
-class RunningCheck:
-    """Called, it tells the check that a run with its evidence under `folder` is at; "" if no run is on. It reads only
-    what was added to the file since the last call, for telemetry makes long files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path: Path | None = None
-        self._offset = 0
-        self._running = ""
-        self._progress: tuple[float, float, str] | None = None  # when it began, how long it takes, what it does now
-
-    def __call__(self) -> str:
-        try:
-            found = [(path.lstat().st_mtime, path) for path in self._folder.glob("*/evidence.jsonl")]
-            modified, path = max(found, default=(0.0, None))
-            if path is None or time.time() - modified > STALE_SECONDS:
-                return ""
-            if path != self._path or path.lstat().st_size < self._offset:
-                self._path, self._offset, self._running, self._progress = path, 0, "", None
-            with safe_files.open_regular(path) as file:  # the folder may be another user's
-                file.seek(self._offset)
-                for line in iter(lambda: file.readline(LONGEST_LINE), b""):
-                    if not line.endswith(b"\n"):  # it is still being written
-                        break
-                    self._offset += len(line)
-                    self._follow(line)
-        except OSError:  # somebody removed the folder
+def running_check(folder: Path) -> str:
+    """The check that the newest run with its evidence under `folder` is at, as far as the end of that says; "" if no
+    run is on."""
+    try:
+        found = [(path.lstat().st_mtime, path) for path in folder.glob("*/evidence.jsonl")]
+        modified, path = max(found, default=(0.0, None))
+        if path is None or time.time() - modified > STALE_SECONDS:
             return ""
-        if self._progress is None:
-            return self._running
-        began, whole, doing = self._progress
-        done = min(time.time() - began, whole)
-        full = round(BAR * done / whole)
-        bar = "#" * full + "." * (BAR - full)
-        return f"{self._running.rpartition('::')[2]} {bar} {_time(done, whole)}: {doing}"
-
-    def _follow(self, line: bytes) -> None:
-        if not any(b'"event": "%s' % event in line for event in (b"check_", b"verdict", b"progress")):
-            return
-        try:
-            event = json.loads(line)
-        except ValueError:
-            return
-        match event:
-            case {"event": "check_started", "check": str(check)}:
-                check = "".join(filter(str.isprintable, check))
-                self._running, self._progress = check, None
-            case {"event": "progress", "done": done, "of": whole, "doing": str(doing)}:
-                self._progress = time.time() - done, whole, "".join(filter(str.isprintable, doing))
-            case {"event": "check_finished" | "verdict"}:
-                self._running, self._progress = "", None
+        with safe_files.open_regular(path) as file:  # the folder may be another user's
+            file.seek(max(0, path.lstat().st_size - TAIL))
+            lines = file.read(TAIL).rpartition(b"\n")[0]  # the last one may still be being written
+        at = max(lines.rfind(b'"event": "%s' % kind) for kind in (b"check_", b"verdict", b"progress"))
+        event = json.loads(lines[lines.rfind(b"\n", 0, max(0, at)) + 1 :].partition(b"\n")[0])
+    except (OSError, ValueError):  # somebody removed the folder, or it is no evidence
+        return ""
+    match event:
+        case {"event": "check_started", "check": str(check)}:
+            return "".join(filter(str.isprintable, check))
+        case {
+            "event": "progress",
+            "check": str(check),
+            "done": (int() | float()) as done,
+            "of": (int() | float()) as of,
+        }:
+            bar = "#" * round(BAR * min(1.0, done / of)) if of else ""
+            text = f"{check.rpartition('::')[2]} {bar:.<{BAR}} {_time(done, of)}: {event.get('doing')}"
+            return "".join(filter(str.isprintable, text))
+    return ""
 
 
 def _time(done: float, whole: float) -> str:

@@ -4,7 +4,7 @@ import io
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.grouping import grouped
@@ -91,8 +91,9 @@ def fleet_lines(fleet: Fleet) -> list[Line]:
 def _host(row: HostRow) -> list[Line]:
     serial = f", serial {row.run.serial}" if row.run and row.run.serial else ""
     own = f"its own run is {row.verdict}" if row.run else "no run that counts"
-    texts = [why(row.run.record)] if row.run and row.verdict == "REJECTED" else []
-    named = [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
+    lines = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
+    lines += wrapped(why(row.run.record), "    ") if row.run and row.verdict == "REJECTED" else []
+    lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
     below = beside(row)
     for each in row.slow[:1]:
         some = wording.places([on_node(one.place, 0) for one in each.places])
@@ -103,11 +104,10 @@ def _host(row: HostRow) -> list[Line]:
     for difference in row.differences:
         value = next(value for value, hosts in difference.others.items() if row.host in hosts)
         below.append(f"{difference.fact}: {value}, most hosts: {difference.usual or 'no common value'}")
-    head = wrapped(f"{row.host}{serial}: {own}", "  ", BAD)
-    return [*head, *_indented(texts), *named, *_indented(below)]
+    return lines + _indented(below)
 
 
-def _indented(texts: Sequence[str]) -> list[Line]:
+def _indented(texts: Iterable[str]) -> list[Line]:
     return [line for text in texts for line in wrapped(text, "    ")]
 
 
@@ -131,7 +131,7 @@ def node_lines(record: Record) -> list[Line]:
     below: list[Line] = [(say("Failed checks between nodes: {count}", count=len(failed)), HEADING)] if failed else []
     for failure in failed[:MOST_CHECKS]:
         texts = (*failure.causes, *(message.head for message in failure.messages))[:1]
-        below += [*wrapped(_short(failure.title), "  ", BAD), *_indented([*map(_short, texts)])]
+        below += [*wrapped(_short(failure.title), "  ", BAD), *_indented(map(_short, texts))]
     below += wrapped(_short(_left_open(record)), "", {"yellow": True})
     found, room = to_look_at(record), SCREEN - len(lines) - len(below)
     nodes: list[Line] = [(say("Nodes to look at: {count}", count=len(found)), HEADING)] if found else []
@@ -150,16 +150,13 @@ def _node(record: Record, node: int, state: str) -> list[Line]:
     number = record.node(node).serial
     serial = f"{say(', ')}{say('serial {serial}', serial=number)}" if number else ""
     end = record.finished.get(node)
-    texts = [reason for reason in end.reasons if end.verdict == "REJECTED"][:1] if end else []
+    texts = [*end.reasons[:1]] if end and end.verdict == "REJECTED" else []
     texts = [record.lost[node].why] if node in record.lost else texts
     for fault in (fault for fault in all_faults(record) if not is_stated(record, fault)):
         if any(part.node == node for at in fault.subjects for part in at.parts):
             texts.append(fault.described(record.topology.identity))
-    shown = [*dict.fromkeys(texts)][:MOST_FAULTS]
-    return [
-        *wrapped(f"{record.hosts[node]}{serial}{say(': ')}{say(state)}", "  ", BAD),
-        *_indented([*map(_short, shown)]),
-    ]
+    head = wrapped(f"{record.hosts[node]}{serial}{say(': ')}{say(state)}", "  ", BAD)
+    return head + _indented(map(_short, [*dict.fromkeys(texts)][:MOST_FAULTS]))
 
 
 def _short(text: str) -> str:
@@ -228,16 +225,13 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
             lines += wrapped(text, "      ")
         misses.append(lines)
     result += first_few(misses, MOST_MISSES, "    ", "measurement")
-    texts = [textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip()]
+    texts = (textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip())
     result += first_few([wrapped(text, "    ") for text in texts], MOST_LINES, "    ", "line", "which the report shows")
-    return result + _indented(
-        [*(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items()), *failure.advice]
-    )
+    result += _indented(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items())
+    return result + _indented(failure.advice)
 
 
 # report.txt and `gpufleet report --text`: a run as text. Its beginning and its checks are there while it goes on.
-
-
 WIDEST = 400  # columns of a matrix of links
 
 
@@ -279,11 +273,10 @@ def ending(record: Record, folder: str) -> str:
     return _joined(["", *(line for line, _ in summary_lines(record, folder, detailed=True))])
 
 
-def text_report(record: Record, folder: str) -> Iterator[str]:
-    yield beginning(record)
+def text_report(record: Record, folder: str) -> str:
     findings = grouped((finding.check, finding) for finding in record.findings)
-    yield from (of_check(record, check_id, findings.get(check_id, ())) for check_id in record.checks)
-    yield ending(record, folder)
+    checks = (of_check(record, check_id, findings.get(check_id, ())) for check_id in record.checks)
+    return "".join((beginning(record), *checks, ending(record, folder)))
 
 
 def _joined(lines: list[str]) -> str:
