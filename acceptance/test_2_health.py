@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from pytest_gpufleet import LiveMachine, expect_none, not_applicable
-from pytest_gpufleet.machine import health
+from pytest_gpufleet.machine import health, kernel_log
 from pytest_gpufleet.plugin import assertions
 
 pytestmark = [
@@ -38,7 +38,10 @@ def test_no_grave_xid_in_the_kernel_log(machine: LiveMachine) -> None:
     since. GPUs that are only hidden from this run are left out. Errors of NVSwitches are SXids. All GPUs share the
     NVSwitches, so every fatal one fails this test.
     """
-    expect_none(assertions.grave_xids(machine))
+    assertions.require_answers([machine.logged.trouble])
+    condemning = [xid for xid in machine.logged.xids if xid.condemning]
+    here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
+    expect_none(kernel_log.xids_of(machine.gpus, condemning) + kernel_log.xids_of_none(here, condemning))
 
 
 def test_gpus_are_cool_at_idle(machine: LiveMachine) -> None:

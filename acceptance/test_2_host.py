@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet import Fault, LiveMachine, expect_none, not_applicable, not_judged
-from pytest_gpufleet.machine import bmc, memory, processors
+from pytest_gpufleet.machine import bmc, kernel_log, memory, processors
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.plugin import assertions
 
@@ -34,7 +34,8 @@ def test_no_grave_message_of_the_host_in_the_kernel_log(machine: LiveMachine) ->
     shown beside the verdict and fail nothing; during the run, stalls and full memory fail the check in which they
     occur. Events of a container with its own memory limit are only shown.
     """
-    expect_none(assertions.grave_host_messages(machine))
+    assertions.require_answers([machine.logged.trouble])
+    expect_none(kernel_log.judged(machine.logged.host, machine.gpus, "before")[0])
 
 
 def test_every_socket_has_as_much_memory(machine: LiveMachine) -> None:

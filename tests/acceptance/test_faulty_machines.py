@@ -13,6 +13,7 @@ from pytest_gpufleet.machine import health
 from pytest_gpufleet.machine.dcgm import Diagnosis
 from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.health import ClocksUnderLoad
+from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
@@ -582,6 +583,13 @@ def test_what_could_be_read_of_the_host_when_the_run_began_and_cannot_any_more_i
 def test_what_nvml_does_not_count(check, facts, what):
     here = recorded(set_gpus(compute_capability=[8, 6], **facts))
     assert outcomes(here, now=here)[check].what == what
+
+
+def test_a_kernel_log_that_nobody_may_read_is_not_judged():
+    before, why = recorded(), "the kernel log /dev/kmsg cannot be read: Permission denied"
+    found = outcomes(replace(before, machine=replace(before.machine, logged=Logged(trouble=why))))
+    for check in (XIDS, HOST_LOG):
+        assert (found[check].what, why in found[check].message) == ("skipped", True)
 
 
 # ---------------------------------------------------------------- whole runs

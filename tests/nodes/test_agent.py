@@ -29,9 +29,8 @@ from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import agent as agent_module, messages
 from pytest_gpufleet.nodes.agent import Agent, Background, OwnNode
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.world.call import Call, pack, pack_work, unpack
+from pytest_gpufleet.world.call import Answer, Call, Trace, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.protocol import Answer, Trace
 from tests import machines
 from tests.forked import Started
 from tests.nodes.controller import controlled, started_by, wait_until_gone

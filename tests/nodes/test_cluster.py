@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.cluster import Cluster, Trouble
-from pytest_gpufleet.world.engines.protocol import Answer, Death
+from pytest_gpufleet.world.call import Answer, Death
 from tests.nodes.fake_transport import LONG, FakeTransport, hello, running
 
 PULSE = messages.Pulse(clock=0.0)

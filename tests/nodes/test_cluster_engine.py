@@ -13,7 +13,7 @@ from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.transport import Transport
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.call import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure
 from pytest_gpufleet.world.world import Pool, World
 from tests.nodes.fake_transport import LONG, FakeTransport, running

@@ -62,6 +62,11 @@ def test_a_setting_that_makes_no_sense_is_reported_with_its_file(run_pytest):
     assert f"fleet_interval in {run.root}/pytest.ini: 'often' is not a number of seconds" in run.text
 
 
+def test_options_of_many_nodes_may_be_given_where_the_ini_file_has_their_number(run_pytest):
+    files = {"pytest.ini": "[pytest]\nnodes = 2\n", "test_inner.py": "def test_it(): pass"}
+    assert run_pytest("--fleet-insecure", "--collect-only", files=files).status == 0
+
+
 def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
     ini = "[pytest]\nfleet_note =\n    location = rack 12, unit 4\n    order=1\n"
     run = fleet(

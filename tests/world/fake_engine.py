@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_gpufleet.world.call import START, Outcome, RankSpec, pack, unpack
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.call import START, Answer, Death, Outcome, RankSpec, Trace, pack, unpack
 from pytest_gpufleet.world.rank import Rank, join, join_alone
 from pytest_gpufleet.world.world import Pool, World
 

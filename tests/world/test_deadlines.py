@@ -1,7 +1,5 @@
 """Whose deadlines end a test of a run."""
 
-import pytest
-
 OWN = """
 import time
 
@@ -17,9 +15,8 @@ def test_with_a_limit_of_its_own():
 """
 
 
-@pytest.mark.parametrize("ini", ["timeout = 0.01", "addopts = --timeout=0.01"])
-def test_a_limit_of_pytest_timeout_fails_no_check_and_is_reported(fleet, ini):
-    run = fleet(OWN, files={"pytest.ini": f"[pytest]\n{ini}\n"})
+def test_a_limit_of_pytest_timeout_fails_no_check_and_is_reported(fleet):
+    run = fleet(OWN, files={"pytest.ini": "[pytest]\ntimeout = 0.01\n"})
     assert (run.check("test_own").outcome, run.record.spoiled) == ("passed", []), run.text
     assert "limit of 0.01 s a test is left out" in run.text
     assert run.check("test_with_a_limit_of_its_own").outcome == "failed", run.text

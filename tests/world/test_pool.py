@@ -11,9 +11,8 @@ from pytest_gpufleet import RankFailure, RankReport
 from pytest_gpufleet.model.events import WorldStarted
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.world import call, world as pool_module
-from pytest_gpufleet.world.call import Outcome
+from pytest_gpufleet.world.call import Outcome, Trace
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
-from pytest_gpufleet.world.engines.protocol import Trace
 from pytest_gpufleet.world.failure import MAX_FAILED_STARTS
 from pytest_gpufleet.world.world import GRACE_SECONDS
 
@@ -390,7 +389,7 @@ def test_groups_that_share_a_rank_are_refused_and_those_of_a_subset_are_counted_
     for ranks in ([], [4], [-1], [1, 9]):
         with pytest.raises(ValueError, match="not a subset of the 4 ranks"):
             world.each([[0], ranks], place)
-    with pytest.raises(ValueError, match="not all of this world"):
+    with pytest.raises(ValueError, match="not of this world"):
         world.subset([0, 1]).each([world.subset([2])], place)
     assert engine.starts == 0
     subset = world_of(engine, 6, with_group=True).subset([1, 3, 5])

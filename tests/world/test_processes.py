@@ -164,24 +164,6 @@ def test_a_module_by_its_name_is_itself_again():
         assert unpack(pack(module)) is module
 
 
-STOPPED_AT_ITS_START = """
-from pytest_gpufleet.world.engines import forkserver
-import pytest_gpufleet.world.world as pool
-
-pool.MIN_START_SECONDS = 1.0
-forkserver.BOOT = f"import os, signal; os.kill(os.getpid(), signal.SIGSTOP); {forkserver.BOOT}"
-"""
-
-
-def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(fleet):
-    module = "def test_it(world):\n    world.run(lambda rank: None)\n"
-    run = fleet(module, "--fleet-timeout=1", files={"conftest.py": STOPPED_AT_ITS_START})
-    assert run.outcomes == {"test_it": "failed"}
-    message = run.check("test_it").message
-    assert message.startswith("ranks 0, 1: running before it was forked from process")
-    assert "(stopped by a signal)" in message
-
-
 @contextmanager
 def asked_for_a_rank(server, main, before=lambda: None, after=lambda: None):
     """What a rank sends first whose whole life is `main`; `before` and `after` the fork server is asked for it."""

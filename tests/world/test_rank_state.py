@@ -1,120 +1,115 @@
 """What a test changes on a rank is gone when the next one comes; the suite gets ranks that no other test has used."""
 
+import os
+import random
+import signal
+import sys
 from pathlib import Path
+
+import pytest
+import torch
 
 from tests import edited_evidence
 
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
-MODULE = """
-    import os, random, signal, sys
 
-    import pytest
-    import torch
-
-    def flags():
-        import torch
-
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        half = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-        return cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32, half
-
-    def change_flags():
-        import torch
-
-        torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, True
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
-
-    def change_environment():
-        os.environ["LEFT"] = "1"
-        del os.environ["RANK"]
-
-    def change_output():
-        with open("kept", "w") as kept:
-            os.dup2(kept.fileno(), 1)
-        os.unlink("kept")
-        os.close(2)
-
-    def change_streams():
-        sys.stdout.close()
-        sys.stderr = None
-
-    # How each is read, and changed.
-    STATE = {
-        "environment": (lambda: sorted(os.environ.items()), change_environment),
-        "output": (lambda: [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)], change_output),
-        "streams": (lambda: [each is None or each.closed for each in (sys.stdout, sys.stderr)], change_streams),
-        "modules": (lambda: list(sys.path), lambda: setattr(sys, "path", ["left"])),
-        "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
-        "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
-        "affinity": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})),
-        "signals": (
-            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
-        ),
-        "grad": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
-        "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
-        "flags": (flags, change_flags),
-        "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
-        "random": (lambda: random.getstate(), lambda: random.seed(4711)),
-        "torch's random": (torch.random.initial_seed, lambda: torch.manual_seed(7)),
-        "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
-        "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
-        "folder": (lambda: os.readlink("/proc/self/cwd"), lambda: None),
-    }
-
-    def snapshot(rank):
-        return {**{name: read() for name, (read, _) in STATE.items()}, "kept": sorted(rank.kept)}
-
-    def change(rank, folder):
-        rank.kept["left"] = torch.zeros(1)
-        os.chdir(folder)
-        for _, change in STATE.values():
-            change()
-        os.rmdir(folder)
-
-    def test_a_test_finds_what_it_has_changed(world, tmp_path_factory):
-        global BEFORE
-        BEFORE = world.run(snapshot)
-        folders = [str(tmp_path_factory.mktemp("gone")) for _ in range(world.size)]
-        world.run(lambda rank: change(rank, folders[rank.index]))
-        for before, now in zip(BEFORE, world.run(snapshot), strict=True):
-            assert [name for name in before if before[name] == now[name]] == []
-
-    def test_the_next_one_does_not(world):
-        for before, now in zip(BEFORE, world.run(snapshot), strict=True):
-            assert [name for name in before if before[name] != now[name]] == []
-
-    def seeds(rank):
-        return torch.rand(3).tolist(), random.random()
-
-    def test_seeds_1(world):
-        global SEEDS
-        SEEDS = world.run(seeds)
-        assert world.run(seeds) != SEEDS
-
-    def test_seeds_2(world):
-        assert world.run(seeds) == SEEDS
-
-    # Torch's other interface: what was changed by it cannot be read by the one above.
-    @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="came with torch 2.9")
-    def test_precision_by_operation(world):
-        def change(rank):
-            import torch
-
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
-            torch.backends.cudnn.conv.fp32_precision = "ieee"
-
-        world.run(change)
-
-"""
+def flags():
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    half = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    return cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32, half
 
 
-def test_cheap_state_is_put_back_between_tests_and_kept_within_one(fleet):
-    run = fleet(MODULE)
-    assert run.status == 0, run.text
-    assert set(run.outcomes.values()) <= {"passed", "skipped"}
+def change_flags():
+    torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = False, True
+
+
+def change_environment():
+    os.environ["LEFT"] = "1"
+    del os.environ["RANK"]
+
+
+def change_output():
+    with open("kept", "w") as kept:
+        os.dup2(kept.fileno(), 1)
+    os.unlink("kept")
+    os.close(2)
+
+
+def change_streams():
+    sys.stdout.close()
+    sys.stderr = None
+
+
+# How each is read, and changed.
+STATE = {
+    "environment": (lambda: sorted(os.environ.items()), change_environment),
+    "output": (lambda: [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)], change_output),
+    "streams": (lambda: [each is None or each.closed for each in (sys.stdout, sys.stderr)], change_streams),
+    "modules": (lambda: list(sys.path), lambda: setattr(sys, "path", ["left"])),
+    "threads": (torch.get_num_threads, lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
+    "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+    "affinity": (lambda: os.sched_getaffinity(0), lambda: os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})),
+    "signals": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}),
+    ),
+    "grad": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, lambda: torch.use_deterministic_algorithms(True)),
+    "flags": (flags, change_flags),
+    "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("medium")),
+    "random": (random.getstate, lambda: random.seed(4711)),
+    "torch's random": (torch.random.initial_seed, lambda: torch.manual_seed(7)),
+    "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
+    "folder": (lambda: os.readlink("/proc/self/cwd"), lambda: None),
+}
+
+
+def snapshot(rank):
+    return {**{name: read() for name, (read, _) in STATE.items()}, "kept": sorted(rank.kept)}
+
+
+def change(rank, folders):
+    rank.kept["left"] = torch.zeros(1)
+    os.chdir(folders[rank.index])
+    for _, change in STATE.values():
+        change()
+    os.rmdir(folders[rank.index])
+
+
+def numbers(rank):
+    return torch.rand(3).tolist(), random.random()
+
+
+def test_cheap_state_is_put_back_between_tests_and_kept_within_one(two_ranks, tmp_path_factory):
+    before = two_ranks.run(snapshot)
+    two_ranks.run(change, [str(tmp_path_factory.mktemp("gone")) for _ in before])
+    for then, now in zip(before, two_ranks.run(snapshot), strict=True):
+        assert [name for name in then if then[name] == now[name]] == []
+    two_ranks._pool.begin_test()
+    for then, now in zip(before, two_ranks.run(snapshot), strict=True):
+        assert [name for name in then if then[name] != now[name]] == []
+    two_ranks._pool.begin_test()
+    drawn = two_ranks.run(numbers)
+    assert two_ranks.run(numbers) != drawn
+    two_ranks._pool.begin_test()
+    assert two_ranks.run(numbers) == drawn
+
+
+def change_precision(rank):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="came with torch 2.9")
+def test_precision_by_operation_is_put_back(two_ranks):
+    """Torch's other interface: what was changed by it cannot be read by the one above."""
+    (before, _), _ = two_ranks.run(snapshot), two_ranks.run(change_precision)
+    two_ranks._pool.begin_test()
+    assert two_ranks.run(snapshot)[0]["flags"] == before["flags"]
 
 
 OWN = """

@@ -1,35 +1,67 @@
 """Ranks that do not come up, process groups that do not, and when ranks end: while the report is written, but not
 before fixtures are done with them."""
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_gpufleet import Gpu, RankFailure, World
+from pytest_gpufleet.world import world as pool
+from pytest_gpufleet.world.engines import forkserver
+from pytest_gpufleet.world.engines.local import LocalEngine
 from tests.conftest import rehearsal
+from tests.world.fake_engine import specs
 
-SICK_DEVICE = """
-import dataclasses
-import pytest
 
-@pytest.fixture(autouse=True, scope="session")
-def sick_device(request):
-    # Rank 1 has to use a GPU that no machine has.
-    from pytest_gpufleet.plugin.compat import RUN
-    pool = request.config.stash[RUN].ranks.pool
-    sick = dataclasses.replace(pool.specs[1], gpu=GPU, device="cuda:99")
-    pool.specs = (pool.specs[0], sick)
+@pytest.fixture
+def started():
+    """started(spec, ...): ranks of their own, and of an engine of their own."""
+    made = []
 
-from pytest_gpufleet import Gpu
-GPU = Gpu(7, {"name": "NVIDIA H200", "uuid": "GPU-feed", "pci_bus_id": "0000:1b:00.0", "serial": "1234"})
+    def start(*wanted, timeout=60.0):
+        engine = LocalEngine()
+        made.append(engine)
+        return World(pool.Pool(engine, wanted, timeout), with_group=False)
 
-def test_one(world):
-    world.run(lambda rank: None)
-"""
+    yield start
+    for engine in made:
+        engine.end()
+
+
 USES = "".join(f"def test_{i}(world):\n    world.run(lambda rank: None)\n" for i in range(5))
 
 
-def test_a_gpu_on_which_cuda_does_not_start_is_named(fleet):
-    message = fleet(SICK_DEVICE).check("test_one").message
-    assert message.startswith("rank 1 of 2, GPU 7 NVIDIA H200, serial 1234, 0000:1b:00.0, GPU-feed: raised")
-    assert 'in phase "create the CUDA context"' in message
+def test_a_gpu_on_which_cuda_does_not_start_is_named(started):
+    """Rank 1 has to use a GPU that no machine has."""
+    facts = {"name": "NVIDIA H200", "uuid": "GPU-feed", "pci_bus_id": "0000:1b:00.0", "serial": "1234"}
+    well, sick = specs(2)
+    world = started(well, replace(sick, gpu=Gpu(7, facts), device="cuda:99"))
+    named = (
+        "^rank 1 of 2, GPU 7 NVIDIA H200, serial 1234, 0000:1b:00.0, GPU-feed: raised .*phase .create the CUDA context"
+    )
+    with pytest.raises(RankFailure, match=named):
+        world.run(print)
+
+
+def test_a_broken_process_group_leaves_what_needs_only_the_world(started, monkeypatch):
+    world = started(*specs(2))
+    group = World(world._pool, with_group=True)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    with pytest.raises(RankFailure, match='process group: gloo"'):
+        group.run(print)
+    assert world.run(lambda rank: rank.index) == [0, 1]
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    world._pool.stop()
+    assert group.run(lambda rank: rank.group.size()) == [2, 2]
+
+
+def test_a_fork_server_that_never_starts_a_rank_ends_with_the_deadline(started, monkeypatch):
+    stopped = f"import os, signal; os.kill(os.getpid(), signal.SIGSTOP); {forkserver.BOOT}"
+    monkeypatch.setattr(forkserver, "BOOT", stopped)
+    monkeypatch.setattr(pool, "MIN_START_SECONDS", 1.0)
+    what = r"^ranks 0, 1: running before it was forked from process \d+ \(stopped by a signal\)"
+    with pytest.raises(RankFailure, match=what):
+        started(*specs(2), timeout=1.0).run(print)
 
 
 def test_a_torch_that_cannot_be_loaded_is_reported(run_fresh):
@@ -43,25 +75,6 @@ def test_a_torch_that_cannot_be_loaded_is_reported(run_fresh):
     run = rehearsal(run_fresh)(USES, files={"conftest.py": conftest, "broken/torch/__init__.py": broken})
     assert set(run.outcomes.values()) == {"failed"}
     assert "libnccl.so.2: cannot open shared object file" in run.check("test_0").message
-
-
-def test_a_broken_process_group_leaves_tests_that_need_only_the_world(fleet):
-    module = """
-    import os, pytest
-
-    def test_group(nccl_group, monkeypatch):
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-        nccl_group.run(lambda rank: None)
-
-    def test_world(world):
-        assert world.run(lambda rank: rank.index) == [0, 1]
-
-    def test_group_again(nccl_group):
-        assert nccl_group.run(lambda rank: rank.group.size()) == [2, 2]
-    """
-    run = fleet(module)
-    assert run.outcomes == {"test_group": "failed", "test_world": "passed", "test_group_again": "passed"}, run.text
-    assert 'process group: gloo"' in run.check("test_group").message
 
 
 SESSION = """

@@ -1,29 +1,28 @@
 """world.run, its subsets and groups, and how pytest ends what ends on a rank."""
 
-SHARED = """
+import os
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpufleet import Place
+
+
+def test_functions_arguments_and_results_travel(fleet):
+    module = """
     import os
     import threading
     from dataclasses import dataclass
 
-    import pytest
-    import torch
-    import torch.distributed as dist
-    from pytest_gpufleet import Place
-
-    def pids(world):
-        return world.run(lambda rank: os.getpid())
-"""
-
-
-def test_functions_arguments_and_results_travel(fleet):
-    module = (
-        SHARED
-        + """
     import helper
+    import pytest
     from helper import Point, double
 
     TABLE = {"one": 1}
     PIDS = []
+
+    def pids(world):
+        return world.run(lambda rank: os.getpid())
 
     @dataclass(frozen=True)
     class Pair:
@@ -113,7 +112,6 @@ def test_functions_arguments_and_results_travel(fleet):
             world.run(lambda rank: pytest.skip("no reason") if rank.index else None)
         assert pids(world) == PIDS
     """
-    )
     helper = """
         from dataclasses import dataclass
 
@@ -133,46 +131,45 @@ def test_functions_arguments_and_results_travel(fleet):
     assert len(run.record.worlds) == 1
 
 
-def test_subsets_and_groups(fleet):
-    module = (
-        SHARED
-        + """
-    def total(rank):
-        value = torch.tensor([rank.index + 1.0], device=rank.device)
-        dist.all_reduce(value, group=rank.group)
-        return rank.index, rank.size, dist.get_rank(rank.group), value.item()
+def pids(group):
+    return group.run(lambda rank: os.getpid())
 
-    def test_a_subset_is_counted_anew_in_ascending_order(nccl_group):
-        subset, nested = nccl_group.subset([3, 1, 3]), nccl_group.subset([0, 2, 3]).subset([1, 2])
-        assert subset.places == (Place(0, "cpu", 1), Place(0, "cpu", 3))
-        assert pids(subset) == pids(nccl_group)[1::2]
-        assert nested.places == (Place(0, "cpu", 2), Place(0, "cpu", 3))
-        assert nested.name_of(1).startswith("rank 3 of 4")
-        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
-        for two in (subset, nested):
-            assert two.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
 
-    def meet(rank, folder, count):
-        (folder / str(os.getpid())).touch()
-        while len(os.listdir(folder)) < count:
-            pass
-        return total(rank)
+def total(rank):
+    value = torch.tensor([rank.index + 1.0], device=rank.device)
+    dist.all_reduce(value, group=rank.group)
+    return rank.index, rank.size, dist.get_rank(rank.group), value.item()
 
-    def test_groups_run_at_the_same_time(nccl_group, tmp_path):
-        results = nccl_group.each([[3], [2, 0]], meet, tmp_path, 3)
-        assert results == [[(0, 1, 0, 1.0)], [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]]
-        assert nccl_group.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
-    """
-    )
-    run = fleet(module, ranks=4)
-    assert run.status == 0, run.text
-    assert len(run.record.worlds) == 1
+
+def test_a_subset_is_counted_anew_in_ascending_order(worlds):
+    four = worlds(1, 4)
+    subset, nested = four.subset([3, 1, 3]), four.subset([0, 2, 3]).subset([1, 2])
+    assert subset.places == (Place(0, "cpu", 1), Place(0, "cpu", 3))
+    assert pids(subset) == pids(four)[1::2]
+    assert nested.places == (Place(0, "cpu", 2), Place(0, "cpu", 3))
+    assert nested.name_of(1).startswith("rank 3 of 4")
+    assert four.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
+    for two in (subset, nested):
+        assert two.run(total) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+
+
+def meet(rank, folder, count):
+    (folder / str(os.getpid())).touch()
+    while len(os.listdir(folder)) < count:
+        pass
+    return total(rank)
+
+
+def test_groups_run_at_the_same_time(worlds, tmp_path):
+    four = worlds(1, 4)
+    results = four.each([[3], [2, 0]], meet, tmp_path, 3)
+    assert results == [[(0, 1, 0, 1.0)], [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]]
+    assert four.run(total) == [(rank, 4, rank, 10.0) for rank in range(4)]
 
 
 # What a test makes of a failure, and endings that are none.
-ENDINGS = (
-    SHARED
-    + """
+ENDINGS = """
+    import pytest
     from pytest_gpufleet import RankFailure, not_applicable
 
     class Strange(Exception):
@@ -227,7 +224,6 @@ ENDINGS = (
     def test_failure_counts_more_than_a_skip(world):
         world.run(lambda rank: pytest.skip("not here") if rank.index == 0 else fail(rank))
 """
-)
 
 
 def test_endings_reach_pytest_as_what_they_are(fleet):
@@ -245,5 +241,8 @@ def test_endings_reach_pytest_as_what_they_are(fleet):
     assert run.check("test_skip").message.endswith("no such thing")
     assert run.check("test_skip_on_one").message.endswith("not here (on rank 0 of 2 only)")
     assert run.check("test_not_applicable").message == "not applicable: no such hardware"
-    assert "raised ValueError: on purpose" in run.check("test_failure_counts_more_than_a_skip").message
+    failed = run.check("test_failure_counts_more_than_a_skip")
+    assert "raised ValueError: on purpose" in failed.message
+    (fault,) = (each for each in run.record.faults if each.check == failed.id)
+    assert (fault.name, fault.subjects) == ("rank_raised", (Place(0, "cpu", 1),))
     assert "2 xfailed" in run.text

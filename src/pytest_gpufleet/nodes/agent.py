@@ -37,10 +37,9 @@ from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.nodes import agent_process, messages, network, suite_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.suite_process import SuiteProcess
-from pytest_gpufleet.world.call import RankSpec, nothing
+from pytest_gpufleet.world.call import Answer, Death, RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
-from pytest_gpufleet.world.engines.protocol import Answer, Death
 
 PULSE_SECONDS = SAMPLE_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 2 * PULSE_SECONDS

@@ -16,8 +16,7 @@ from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.transport import Transport
 from pytest_gpufleet.verdict.fleet.host_runs import Common
-from pytest_gpufleet.world.call import RankSpec
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
 
 
 class Lost(str):

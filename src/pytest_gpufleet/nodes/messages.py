@@ -14,7 +14,7 @@ from pytest_gpufleet.machine.rdma import Perftest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
 from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
+from pytest_gpufleet.world.call import Answer, Death, Trace
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="is", omit_defaults=True):

@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
-from pytest_gpufleet.machine import host, kernel_log
+from pytest_gpufleet.machine import host
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, NAMES, unreadable_by_model
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.conditions import c_number
-from pytest_gpufleet.model.endings import NO_ORDER, not_applicable, not_judged
-from pytest_gpufleet.model.events import Judged, Order
+from pytest_gpufleet.model.endings import not_applicable, not_judged
+from pytest_gpufleet.model.events import Judged
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, check_name
+from pytest_gpufleet.model.gpu import Gpu, Missing, check_name
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
-from pytest_gpufleet.verdict.orders import asks, held_against
 from pytest_gpufleet.verdict.outliers import figure_of
 
 if TYPE_CHECKING:
@@ -97,43 +96,11 @@ def require_readable(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTER
         not_judged("\n".join(lines))
 
 
-def grave_xids(machine: Machine) -> list[Fault]:
-    """What in the kernel log from before the run condemns one of its GPUs, one that is no longer here, or an NVSwitch.
-    Ends the check as not judged where nobody may read the log."""
-    __tracebackhide__ = True
-    require_answers([machine.logged.trouble])
-    condemning = [xid for xid in machine.logged.xids if xid.condemning]
-    here = [*machine.present, *(gpu.pci_bus_id for gpu in machine.gpus)]
-    return kernel_log.xids_of(machine.gpus, condemning) + kernel_log.xids_of_none(here, condemning)
-
-
-def grave_host_messages(machine: Machine) -> list[Fault]:
-    """What in the kernel log from before the run condemns the host: errors that nobody could correct. Ends the check as
-    not judged where nobody may read the log."""
-    __tracebackhide__ = True
-    require_answers([machine.logged.trouble])
-    return kernel_log.judged(machine.logged.host, machine.gpus, "before")[0]
-
-
 def expect_host(machine: Machine, fact: HostFact[Any], wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
     __tracebackhide__ = True
     if differs := _difference(of_host(machine.host.get, fact), wanted):
         expect_none([Fault(code, (place.THIS_NODE,), f"{fact.name} {differs}")])
-
-
-def expect_as_ordered(machine: Machine, topology: GpuTopology, order: Order | None, line: str) -> None:
-    """Fail the check if a line of the order (one of ORDER_LINES) is not met. Ends it as not applicable where the order
-    does not say anything of it, as not judged where the machine does not show it."""
-    __tracebackhide__ = True
-    if order is None:
-        not_applicable(NO_ORDER)
-    if not asks(order, line):
-        not_applicable(f"{order.file} does not say anything of it")
-    faults, unknown = held_against(order, line, machine, topology)
-    expect_none(faults)
-    if unknown:
-        not_judged("\n".join(unknown))
 
 
 def of_host(read: Callable[[str], Any], fact: HostFact[T], read_before: bool = False) -> T:
@@ -207,12 +174,9 @@ class Judge:
 
     def __call__(
         self,
-        *measurements: Measurement | Measure,
-        shown: Iterable[Measurement] = (),
-        required: bool = True,
-        again: Measure | None = None,
-        on_miss: Callable[[], Cause] | None = None,
-    ) -> None:
+        *measurements: Measurement | Measure, shown: Iterable[Measurement] = (), required: bool = True,
+        again: Measure | None = None, on_miss: Callable[[], Cause] | None = None,
+    ) -> None:  # fmt: skip
         """Hold each of the measurements against its limit and its peers, and record all. Of a function, what it
         measures; it does so once more, after a pause, where one missed, or its samples differ by more than they may.
         `again` measures instead, where the second time is another way; what was only `shown` it may give too.
@@ -259,9 +223,7 @@ def limit_missed(item: pytest.Item) -> LimitMissed | None:
     """The failure that judge() owes a test, once; None if nothing missed."""
     missed, causes = item.stash.get(MISSED, ([], []))
     item.stash[MISSED] = ([], [])
-    if not missed:
-        return None
-    return LimitMissed(missed, item.config.stash[RUN].target.topology, causes)
+    return LimitMissed(missed, item.config.stash[RUN].target.topology, causes) if missed else None
 
 
 @dataclass(frozen=True)
@@ -288,8 +250,8 @@ class LiveMachine(Machine):
     _left_out: dict[str, Missing]
 
     def __init__(self, run: Run) -> None:
-        subjects = {name: fact.subject for name, fact in host.FACTS.items()}
-        left_out = {name: host.left_out(each) for name, each in subjects.items() if each in run.options.without}
+        without = run.options.without
+        left_out = {name: host.left_out(fact.subject) for name, fact in host.FACTS.items() if fact.subject in without}
         own = vars(run.own_machine.machine) if run.options.nodes is None or not run.options.makes_a_run else {}
         if own:
             own = {**own, "host": {**own["host"], **left_out}}

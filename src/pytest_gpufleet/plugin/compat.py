@@ -28,10 +28,8 @@ RUN = pytest.StashKey[Run]()
 SUPERVISED: pytest.StashKey[Supervised] = pytest.StashKey()
 HOST_IS_KEPT = pytest.StashKey[bool]()  # somebody else has the host and does not let it go
 
-# Of a test: what judge() found; of that, what missed and no phase of the test has failed for yet, with the causes that
-# were found; and the LimitMissed of a test that did all that it had to do.
+# Of a test: what of its measurements missed and no phase of it has failed for yet, with the causes that were found.
 MISSED: pytest.StashKey[tuple[list[Finding], list[Fault]]] = pytest.StashKey()
-ONLY_LIMITS = pytest.StashKey[BaseException]()
 ON_RANKS = pytest.StashKey[bool]()  # whether its body was called there
 # Setup, call and teardown: pytest's report of each and what was raised in it. And what they were, once it has ended.
 Phases = list[tuple[pytest.TestReport, BaseException | None]]

@@ -82,9 +82,7 @@ def _of_run(read: Callable[[Run], object], text: str) -> Any:
     return pytest.fixture(scope="session")(fixture)
 
 
-gpu_profile = _of_run(
-    lambda run: run.profile, "The profile with facts and limits for the run's GPU model; None if there is none."
-)
+gpu_profile = _of_run(lambda run: run.profile, "Facts and limits of the run's GPU model (a Profile); None if unknown.")
 fleet_order = _of_run(lambda run: run.order, "What was bought, as --fleet-order says (an Order); None if nobody said.")
 fleet_returns = _of_run(
     lambda run: run.evidence.record if run.evidence and run.evidence.record.before else None,
@@ -92,13 +90,11 @@ fleet_returns = _of_run(
 )
 fleet_level = _of_run(lambda run: run.options.level, "The level of this run: quick, standard or burnin.")
 fleet_network = _of_run(
-    lambda run: run.options.network,
-    'What --fleet-network says of the network between nodes: Gbit/s of each GPU, or none; "" if nothing.',
+    lambda run: run.options.network, "Gbit/s of each GPU between nodes by --fleet-network, or none."
 )
 fleet_used = _of_run(lambda run: run.options.used, "Whether --fleet-used says that the hardware is not new.")
 disk_folder = _of_run(
-    lambda run: run.options.disk_folder,
-    "The folder of --fleet-disk-folder, in which a drive may be tested; None if there is none.",
+    lambda run: run.options.disk_folder, "Where a drive may be tested (--fleet-disk-folder), or None."
 )
 world = _of_run(
     lambda run: run.ranks.world(with_group=False),
@@ -106,8 +102,7 @@ world = _of_run(
 )
 nccl_group = _of_run(
     lambda run: run.ranks.world(with_group=True),
-    "As `world`, with a process group ready on every rank: NCCL on GPUs, Gloo in a rehearsal.\n\n"
-    "In a test marked spmd it is the torch.distributed.ProcessGroup itself.",
+    "As `world`, with a process group (NCCL; Gloo in a rehearsal); in a test marked spmd the ProcessGroup itself.",
 )
 
 

@@ -28,21 +28,18 @@ class Hooks:
     What a run takes over from an earlier one (--fleet-resume) was announced in that one.
     """
 
-    @staticmethod
     @pytest.hookspec
-    def pytest_gpufleet_finding(finding: Finding, item: pytest.Item, config: pytest.Config) -> None:
+    def pytest_gpufleet_finding(self, finding: Finding, item: pytest.Item, config: pytest.Config) -> None:
         """Called when a measurement has been judged, before a missed limit fails its test (`item`)."""
 
-    @staticmethod
     @pytest.hookspec
-    def pytest_gpufleet_fault(fault: Fault, config: pytest.Config) -> None:
+    def pytest_gpufleet_fault(self, fault: Fault, config: pytest.Config) -> None:
         """Called when something wrong with the machine was put on record. `fault.kind` has number, action and next
         step; `fault.check` is "" for what belongs to no test. A missed limit is a finding; its cause, if the check
         found one, is a fault."""
 
-    @staticmethod
     @pytest.hookspec
-    def pytest_gpufleet_verdict(record: Record, folder: Path, config: pytest.Config) -> None:
+    def pytest_gpufleet_verdict(self, record: Record, folder: Path, config: pytest.Config) -> None:
         """Called once, when the run has its verdict, which is on record: `record.verdict`, `record.reasons`,
         `record.exit_status`, and all that was found. All files of the run are in `folder`."""
 

@@ -88,15 +88,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def lacking(
-    topology: GpuTopology,
-    size: int,
-    nodes_here: int,
-    *,
-    gpus: bool = False,
-    capability: tuple[int, int] = (0, 0),
-    ranks: int = 1,
-    nodes: int = 1,
-) -> str:
+    topology: GpuTopology, size: int, nodes_here: int, *, gpus: bool = False, capability: tuple[int, int] = (0, 0),
+    ranks: int = 1, nodes: int = 1,
+) -> str:  # fmt: skip
     """What is not here, in a sentence; `size` is the number of ranks, on `nodes_here` nodes."""
     if gpus and not topology.gpus:
         return "a rehearsal has no GPUs"

@@ -39,6 +39,7 @@ OF_RESNET: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+SUITE = "pytest_gpufleet.acceptance"  # as a wheel has it
 MAKES_A_RUN = ("gpus", "rehearse", "nodes")
 # pytest's own, with which no test runs.
 LISTINGS = (
@@ -66,11 +67,7 @@ def path_of(config: pytest.Config, argument: str) -> Path:
 
 def _of_suite(config: pytest.Config, argument: str) -> bool:
     """Whether it names the package of the suite, or a module of it."""
-    if not config.option.pyargs:
-        return False
-    from pytest_gpufleet.model.suite import PACKAGED  # with msgspec
-
-    return f"{argument.partition('::')[0]}.".startswith(f"{PACKAGED}.")
+    return bool(config.option.pyargs) and f"{argument.partition('::')[0]}.".startswith(f"{SUITE}.")
 
 
 EVERYDAY = (
@@ -150,11 +147,12 @@ def _contradictions(config: pytest.Config, given: Mapping[str, Any]) -> Iterator
         if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
             yield f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"
     if config.option.pyargs and "pytest_gpufleet" in config.args:
-        yield "pytest_gpufleet has no checks, its suite has: pytest --pyargs pytest_gpufleet.acceptance"
+        yield f"pytest_gpufleet has no checks, its suite has: pytest --pyargs {SUITE}"
     if given["gpus"] not in (None, "auto") and given["rehearse"]:
         yield "--gpus N and --gpus all run on GPUs, --rehearse on CPUs: give one of them"
+    many = given["nodes"] is not None or (not given["rehearse"] and config.getini("nodes"))
     for name in ("address", "insecure", "head", "index", "only_failed"):
-        if given[name] is not None and given["nodes"] is None:
+        if given[name] is not None and not many:
             yield f"{OPTIONS[name].flag} is about many nodes: say how many, --nodes N or --nodes all"
     if given["head"] is not None and given["address"] is not None:
         yield "--fleet-head is where nodes dial in, --fleet-address a Ray cluster that starts them: give one of them"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
-from pytest_gpufleet.plugin.compat import MISSED, ON_RANKS, ONLY_LIMITS, RUN, SUPERVISED
+from pytest_gpufleet.plugin.compat import MISSED, ON_RANKS, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
@@ -25,7 +25,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(listeners.Hooks)
     # Of hooks that are called first, the last one registered is called first.
     for module in (fixtures, terminal, markers, supervision):
-        pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2].replace('_', '-')}")
+        pluginmanager.register(module, f"gpufleet-{module.__name__.rpartition('.')[2]}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before junitxml and pytest-html read their paths
@@ -91,10 +91,9 @@ def _open(config: pytest.Config, run: Run) -> None:
 def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
     """What pytest-metadata took from the environment of a CI server and the command line, without secrets."""
     if options.from_config(config).asked:
-        from pytest_gpufleet import redaction
+        from pytest_gpufleet.redaction import variable
 
-        texts = {name: value for name, value in metadata.items() if isinstance(value, str)}
-        metadata.update({name: redaction.variable(name, value) for name, value in texts.items()})
+        metadata.update({name: variable(name, text) for name, text in metadata.items() if isinstance(text, str)})
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -169,24 +168,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """When the body has ended: what missed a limit fails the test, and so does what got worse in the GPUs' health."""
     __tracebackhide__ = True
-    run, ended, missed = item.config.stash[RUN], None, None
+    run, ended = item.config.stash[RUN], None
     try:
         yield
     except BaseException as error:
         ended = error
     if ended is None and markers.is_spmd(item) and not item.stash.get(ON_RANKS, False):
-        ended = pytest.fail.Exception(
-            "this spmd test ran on no rank: another plugin has called its body", pytrace=False
-        )
+        why = "this spmd test ran on no rank: another plugin has called its body"
+        ended = pytest.fail.Exception(why, pytrace=False)
+    failed = not (ended is None or isinstance(ended, compat.NO_FAILURE))
     if MISSED in item.stash:
         from pytest_gpufleet.plugin.assertions import limit_missed
 
-        missed = limit_missed(item)
-    if missed is not None and (ended is None or isinstance(ended, compat.NO_FAILURE)):
-        if ended is None:
-            item.stash[ONLY_LIMITS] = missed
-        ended = missed
-    failed = not (ended is None or isinstance(ended, compat.NO_FAILURE))
+        if (missed := limit_missed(item)) and not failed:
+            missed.only, ended, failed = ended is None, missed, True
     if faults := run.check_health(item.nodeid, failed=failed):
         from pytest_gpufleet.model.fault import Faults
 

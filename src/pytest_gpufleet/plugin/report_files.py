@@ -15,7 +15,7 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import Check, CheckFinished, FailedBy, Outcome
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.plugin import compat, listeners
-from pytest_gpufleet.plugin.compat import CHECK, ONLY_LIMITS, PHASES, RUN, Phases
+from pytest_gpufleet.plugin.compat import CHECK, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal import summary_lines
@@ -167,22 +167,15 @@ def _finished(item: pytest.Item, phases: Phases) -> Check:
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)
-    failed = [each for each in phases if _failed(*each)]
     failed_by: FailedBy = ""
-    if failed:
-        worsened = any("GPU health" in title for title, _ in failed[0][0].sections)
-        alone = len(failed) == 1 and not worsened and failed[0][1] is item.stash.get(ONLY_LIMITS, None)
-        failed_by = "limits" if alone else "other"
-    check = Check(
-        item.nodeid,
-        outcome,
-        round(seconds, 3),
-        title,
-        doc.strip(),
-        redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT],  # cut last, and not through a secret
-        failed_by=failed_by,
-        log="\n".join(f"{title}\n{text.rstrip()}" for title, text in phases[-1][0].sections)[-MESSAGE_LIMIT:],
-    )
+    if failed := [each for each in phases if _failed(*each)]:
+        report, error = failed[0]
+        worsened = any("GPU health" in title for title, _ in report.sections)
+        only = len(failed) == 1 and not worsened and isinstance(error, LimitMissed) and error.only
+        failed_by = "limits" if only else "other"
+    text = redacted(message[: 2 * MESSAGE_LIMIT])[:MESSAGE_LIMIT]  # cut last, and not through a secret
+    log = "\n".join(f"{title}\n{text.rstrip()}" for title, text in phases[-1][0].sections)[-MESSAGE_LIMIT:]
+    check = Check(item.nodeid, outcome, round(seconds, 3), title, doc.strip(), text, failed_by=failed_by, log=log)
     if (before := item.stash.get(CHECK, None)) is not None:
         worst = min(before, check, key=lambda each: GRAVEST.index(each.outcome))
         twice = before.outcome == outcome == "failed"
@@ -190,8 +183,6 @@ def _finished(item: pytest.Item, phases: Phases) -> Check:
         check = replace(worst, seconds=round(before.seconds + check.seconds, 3), failed_by=failed_by)
     item.stash[CHECK] = check
     del item.stash[PHASES]
-    if ONLY_LIMITS in item.stash:
-        del item.stash[ONLY_LIMITS]
     return check
 
 

@@ -30,22 +30,17 @@ class OnRank:
         raise TypeError("it leads to objects of pytest, or to the fixture rank, which only the body of a test can use")
 
 
-_BY_CONTEXT = "catch what the body prints by contextlib.redirect_stdout(io.StringIO()) within it"
-_BY_FIXTURE = "have a fixture of yours use it, which gives the body plain values"
-_BY_WORLD = "leave out the marker, call world.run(function) and use it with what that returns"
 # The fixtures of pytest and of this plugin that work in the controller alone, and what does the same in a body.
-STAY: dict[str, str] = {
-    **dict.fromkeys(("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"), _BY_CONTEXT),
-    "caplog": "records are shown with a failure anyway; to look at them add a logging.Handler within the body",
-    "recwarn": "use pytest.warns or warnings.catch_warnings(record=True) within the body",
-    **dict.fromkeys(("request", "pytestconfig", "cache", "pytester"), _BY_FIXTURE),
-    **dict.fromkeys(
-        (
-            "judge", "burn_in", "power_steps", "record_fingerprints", "record_transport", "record_property",
-            "record_xml_attribute", "record_testsuite_property", "subtests", "world",
-        ),
-        _BY_WORLD,
-    ),
+STAY = {
+    ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys"):
+        "catch what the body prints by contextlib.redirect_stdout(io.StringIO()) within it",
+    ("caplog",): "records are shown with a failure anyway; to look at them add a logging.Handler within the body",
+    ("recwarn",): "use pytest.warns or warnings.catch_warnings(record=True) within the body",
+    ("request", "pytestconfig", "cache", "pytester"):
+        "have a fixture of yours use it, which gives the body plain values",
+    ("judge", "burn_in", "power_steps", "record_fingerprints", "record_transport", "record_property",
+     "record_xml_attribute", "record_testsuite_property", "subtests", "world"):
+        "leave out the marker, call world.run(function) and use it with what that returns",
 }  # fmt: skip
 
 # The fixtures that each rank fills in itself, and what stands for them in the controller.
@@ -56,11 +51,14 @@ FILLED_IN: dict[str, tuple[type, Callable[[Rank], object]]] = {
 }
 
 
-def body(function: Callable[..., Any], name: str) -> Callable[..., str | None]:
-    """A test function with its fixtures, as it is called on a rank; it bears the function's name in reports. Gives the
-    type of what the function returned, None if that is None."""
+def run_body(item: pytest.Function, world: World) -> None:
+    """Run the body of an spmd test on every rank of `world`. Raises what World.run raises."""
+    __tracebackhide__ = True
+    given, function = compat.arguments(item), item.obj
+    filled = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
 
-    def call(rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str | None:
+    def call(rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str:
+        """The type of what the function returned, "" if that is None."""
         __tracebackhide__ = True
         own = {name: FILLED_IN[name][1](rank) for name in filled_in}
         try:
@@ -68,20 +66,12 @@ def body(function: Callable[..., Any], name: str) -> Callable[..., str | None]:
         finally:
             if isinstance(monkeypatch := own.get("monkeypatch"), pytest.MonkeyPatch):
                 monkeypatch.undo()
-        return None if returned is None else type(returned).__name__
+        return "" if returned is None else type(returned).__name__
 
-    call.__qualname__ = getattr(function, "__qualname__", name)
-    return call
-
-
-def run_body(item: pytest.Function, world: World) -> None:
-    """Run the body of an spmd test on every rank of `world`. Raises what World.run raises."""
-    __tracebackhide__ = True
-    given = compat.arguments(item)
-    filled_in = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
-    fixtures = {name: value for name, value in given.items() if name not in filled_in}
-    for rank, returned in enumerate(world.run(body(item.obj, item.name), filled_in=filled_in, fixtures=fixtures)):
-        if returned is not None:
+    call.__qualname__ = getattr(function, "__qualname__", item.name)  # as reports name it
+    fixtures = {name: value for name, value in given.items() if name not in filled}
+    for rank, returned in enumerate(world.run(call, filled_in=filled, fixtures=fixtures)):
+        if returned:
             pytest.fail(
                 f"the body of an spmd test must return None, since nothing looks at what it returns: on rank {rank} it "
                 f"returned a value of type {returned}",
@@ -95,8 +85,9 @@ def refuse(item: pytest.Item) -> None:
     for name in compat.argument_names(item):
         made_by = [definition.func.__module__ for definition in compat.fixture_definitions(item).get(name, ())]
         ours = made_by[-1:] and made_by[-1].startswith(("_pytest.", "pytest_gpufleet."))
-        if name in STAY and (ours or name == "request"):  # which nobody may define
-            why = f"the body of an spmd test, which runs on ranks, cannot use {name}: {STAY[name]}"
+        instead = next((each for names, each in STAY.items() if name in names), "")
+        if instead and (ours or name == "request"):  # which nobody may define
+            why = f"the body of an spmd test, which runs on ranks, cannot use {name}: {instead}"
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         why = "the body of an spmd test cannot be async, since nothing awaits it on a rank"
     if isinstance(cls := getattr(item, "cls", None), type) and issubclass(cls, unittest.TestCase):

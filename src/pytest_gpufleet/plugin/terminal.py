@@ -135,33 +135,29 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     run = config.stash[RUN]
-    if run.evidence is not None:
-        from pytest_gpufleet.report.terminal import summary_lines
-        from pytest_gpufleet.verdict.verdict import RESUMABLE
+    if run.evidence is None:
+        return
+    from pytest_gpufleet.report.terminal import summary_lines
+    from pytest_gpufleet.verdict.verdict import RESUMABLE
 
-        record = run.evidence.record
-        terminalreporter.section("gpufleet", sep="=")
-        if run.never_began:
-            terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", red=True)
-            return
-        detailed = config.get_verbosity() > 0
-        shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
-        with in_language(record.run.language):
-            lines = summary_lines.summary_lines(record, str(run.folder), detailed, shown)
-            report = say("report: {file}", file=run.folder.report)
-            evidence = say("evidence: {file}", file=run.evidence.path)
-        for text, markup in lines:
-            terminalreporter.write_line(text, **markup)
-        for trouble in run.unwritten:
-            terminalreporter.write_line(trouble, red=True)
+    record, wrong = run.evidence.record, {"red": True}
+    terminalreporter.section("gpufleet", sep="=")
+    if run.never_began:
+        terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", **wrong)
+        return
+    removed, problems = run.pruned
+    shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
+    with in_language(record.run.language):
+        lines = summary_lines.summary_lines(record, str(run.folder), config.get_verbosity() > 0, shown)
+        lines += [(trouble, wrong) for trouble in run.unwritten]
         if record.of_cluster and record.broken in RESUMABLE:  # else it is among those lines
-            terminalreporter.write_line(f"go on with: --fleet-resume {run.folder}")
-        removed, problems = run.pruned
+            lines.append((f"go on with: --fleet-resume {run.folder}", {}))
         if removed:
-            terminalreporter.write_line(f"removed by --fleet-keep: {', '.join(removed)}")
-        for problem in problems:
-            terminalreporter.write_line(problem, red=True)
+            lines.append((f"removed by --fleet-keep: {', '.join(removed)}", {}))
+        lines += [(problem, wrong) for problem in problems]
         if run.folder.report.exists():
-            terminalreporter.write_line(report)
+            lines.append((say("report: {file}", file=run.folder.report), {}))
         elif run.evidence.path.exists():
-            terminalreporter.write_line(evidence)
+            lines.append((say("evidence: {file}", file=run.evidence.path), {}))
+    for text, markup in lines:
+        terminalreporter.write_line(text, **markup)

@@ -36,7 +36,7 @@ from pytest_gpufleet.run.summary import to_run_again
 from pytest_gpufleet.run.target import NodeFacts, Target, node_facts
 from pytest_gpufleet.verdict.fleet.fleet_peers import minority
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-from pytest_gpufleet.world.engines.protocol import Engine
+from pytest_gpufleet.world.call import Engine
 
 
 def settings_for(options: Options) -> AgentSettings:

@@ -4,7 +4,6 @@ SIGTERM that comes when the time of the run is up is that of its supervisor (har
 """
 
 import atexit
-import ctypes
 import math
 import os
 import signal
@@ -123,7 +122,6 @@ def die_by(number: int) -> None:
 # A process that is stuck in a driver cannot be ended, not even by SIGKILL, and a wait for it never ends.
 # So what a prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # Before the deadline. A run that is told to end has taken 2 to 7 s for its report and up to 10 s to kill its ranks.
 REPORT_SECONDS = 30.0
 LAST_SECONDS = 10.0  # for the supervisor, where the run has not done it
@@ -145,19 +143,18 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | N
     """`run()` in a process of its own, which is over `seconds` from now but for LAST_SECONDS, with all that it has
     started. Signals are passed on to it, and if it dies by one, so does this process. Its exit status, None if it had
     to be ended; and the folder of its evidence, if it had any."""
+    from pytest_gpufleet.world.engines import processes
+
     until = time.monotonic() + seconds
     reading, pipe = os.pipe()
     forwarded = {number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded | {signal.SIGCHLD})
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the run leaves behind stays ours, and can be killed
+    processes.adopt()  # what the run leaves behind stays ours, and can be killed
     supervisor, child = os.getpid(), os.fork()
     if child == 0:
-        _prctl(PR_SET_CHILD_SUBREAPER, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.end_with_parent(supervisor)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reading)
-        if os.getppid() != supervisor:
-            die_by(signal.SIGKILL)
         _live(run, Supervised(until - REPORT_SECONDS, pipe))
     os.close(pipe)
     try:
@@ -213,7 +210,3 @@ def _kill(child: int) -> None:
     while processes.descendants(os.getpid()) and time.monotonic() < until:
         time.sleep(TURN_SECONDS / 10)
     processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world import call, world
-    from pytest_gpufleet.world.engines import local, protocol
+    from pytest_gpufleet.world.engines import local
     from pytest_gpufleet.world.world import Pool, World
 else:
     health, host, software, telemetry = lazy("machine", "health", "host", "software", "telemetry")
@@ -311,7 +311,7 @@ class Ranks:
         """What the pool tells while a test runs; ranks choose the words of losses."""
         self._run.record(codec.typed({**throughout(codec.plain(event)), "check": self.test}, type(event)))
 
-    def _engine(self) -> protocol.Engine:
+    def _engine(self) -> call.Engine:
         return self._local_engine
 
     def _specs(self) -> list[call.RankSpec]:

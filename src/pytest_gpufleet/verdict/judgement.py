@@ -32,6 +32,8 @@ class LimitMissed(AssertionError):
     """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures. `causes`, if
     anybody found any, come first in the message."""
 
+    only = False  # and its test did all that it had to do
+
     def __init__(self, findings: Sequence[Finding], topology: GpuTopology, causes: Iterable[Fault] = ()) -> None:
         self.findings, self.causes = tuple(findings), tuple(causes)
         lines = [line for finding in findings for line in _lines(finding, topology)]

@@ -1,18 +1,20 @@
-"""What is run on ranks as it travels to them, values as bytes; how a call ends there, and what it prints."""
+"""What is run on ranks as it travels to them, values as bytes; how a call ends there, and what it prints; and what an
+Engine, a way of running rank processes, must be able to do."""
 
 import io
 import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import cloudpickle
+import msgspec
 
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
@@ -27,10 +29,9 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device` is a torch device
-    of that node ("cuda:3", "cpu"), `gpu` the GPU behind it; None in a rehearsal. `prepare` is called on the
-    rank when it starts. `host`: the name of its node, where there are several. `environment`: variables that it finds
-    whatever else there is."""
+    """Rank `index` of `size`, which is rank `local_index` of the `local_size` on its node. `device`: of torch, on that
+    node ("cuda:3", "cpu"). `gpu`: None in a rehearsal. `prepare` is called on the rank when it starts. `host`: the name
+    of its node, where there are several. `environment`: variables that it finds whatever else there is."""
 
     index: int
     size: int
@@ -101,30 +102,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type == "cuda":
             return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and _named(obj.__name__) is obj:
-            return pkgutil.resolve_name, (obj.__name__,)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            with suppress(ImportError, AttributeError, ValueError):  # it has no name of its own
+                if pkgutil.resolve_name(obj.__name__) is obj:
+                    return pkgutil.resolve_name, (obj.__name__,)
         if isinstance(obj, CodeType):
             make, parts = self.dispatch_table[CodeType](obj)
             return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
         return super().reducer_override(obj)
 
 
-def _named(name: str) -> Any:
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError):
-        return None
-
-
 def pack(value: Any) -> bytes:
-    """Pickle a value, functions and classes of test modules included."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
-def unpack(packed: bytes) -> Any:
-    return pickle.loads(packed)
+unpack = pickle.loads
 
 
 def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -133,17 +127,16 @@ def pack_work(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     try:
         return pack((function, args, kwargs))
     except Exception as error:  # pickling runs the objects' own code, which may raise anything
-        parts = {describe(function): function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}
+        parts, reasons = {describe(function): function, **{f"argument {i + 1}": arg for i, arg in enumerate(args)}}, []
         for key, value in kwargs.items():
             parts |= value if isinstance(value, dict) else {key: value}
-        reasons = []
         for name, value in parts.items():
             try:
                 pack(value)
             except Exception as why:
                 reasons.append(f"{name} ({type(value).__name__}): {why}")
-        told = "; ".join(reasons) or str(error)
-        raise CannotTravel(f"cannot be sent to the ranks: {told}; make it on the ranks instead") from None
+        text = "; ".join(reasons) or str(error)
+        raise CannotTravel(f"cannot be sent to the ranks: {text}; make it on the ranks instead") from None
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -183,6 +176,60 @@ class Outcome:
     losses: tuple[LossCurve, ...] = ()
 
 
+class Answer(msgspec.Struct, frozen=True, tag_field="is", tag="answered"):
+    """What a rank has sent: a pickled Outcome."""
+
+    rank: int
+    parcel: bytes
+
+
+class Death(msgspec.Struct, frozen=True, tag_field="is", tag="died"):
+    """A rank process is gone, or of no more use. `reason` goes on where "rank 3 died" ends: "by SIGSEGV (...)"."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What can be seen of a rank from outside, be it alive, stuck or dead.
+
+    It is in `phase` for `seconds`. `stack`: of all its Python threads, or as a fatal signal found it. `output`: the end
+    of what it printed. `recorder`: torch's flight recorder, as JSON. `state`: what is unusual about its process,
+    "(stopped by a signal)".
+    """
+
+    phase: str = ""
+    seconds: float = 0.0
+    stack: str = ""
+    output: str = ""
+    recorder: str = ""
+    state: str = ""
+
+
+class Engine(Protocol):
+    """Starts, feeds, examines and kills rank processes, on whatever machines. Waiting for a whole call, deadlines and
+    diagnosis live above it. Nothing here waits for a rank longer than it says."""
+
+    def start(self, specs: Sequence[RankSpec]) -> None:
+        """Start one process for each spec. Does not wait for them: each answers the call START when it is ready."""
+
+    def rendezvous(self) -> str:
+        """By which init_method of torch.distributed the ranks that were started last find each other."""
+
+    def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
+        """Send a pickled Call to ranks, which answer it once each. A rank that is gone shows in `wait`, not here."""
+
+    def wait(self, timeout: float) -> list[Answer | Death]:
+        """What happened on any rank, as soon as anything did; [] after `timeout` seconds. A death is reported once."""
+
+    def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
+        """What these ranks are doing, or did last. Asks those that live for their stacks, for a moment at most."""
+
+    def kill(self, timeout: float) -> dict[int, str]:
+        """End every rank with SIGKILL. Those that are still there after `timeout` seconds, with their state."""
+
+
 # What ends a call and is no failure of it, as it is raised on a rank and again in the controller. By the kind of their
 # outcome, the most special first. Who runs tests on a world adds those of its own, in the controller and on the ranks.
 ENDINGS: dict[str, tuple[type[BaseException], Callable[[str], BaseException]]] = {
@@ -201,7 +248,6 @@ def raise_again(outcomes: Mapping[int, Outcome]) -> None:
             raise again(text + where)
 
 
-T = TypeVar("T")
 TAIL_BYTES = 8 * 1024
 
 
@@ -237,11 +283,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # it was closed, or is anything that a test has put there
             stream.flush()
-
-
-def loaded_type(name: str, kind: type[T]) -> type[T] | None:
-    """The class "module.name", if it is loaded here and one of this kind."""
-    module, _, attribute = name.rpartition(".")
-    loaded = sys.modules.get(module or "builtins")
-    found = vars(loaded).get(attribute) if loaded else None
-    return found if isinstance(found, type) and issubclass(found, kind) else None

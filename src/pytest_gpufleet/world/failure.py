@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,8 @@ from typing import Any, Literal
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Where
-from pytest_gpufleet.world.call import Call, Members, Outcome, RankSpec, loaded_type, ranks_text
+from pytest_gpufleet.world.call import Answer, Call, Death, Engine, Members, Outcome, RankSpec, Trace, ranks_text
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Engine, Trace
 
 FailureKind = Literal["exception", "crash", "hang"]
 State = Literal["returned", "raised", "died", "running"]
@@ -113,8 +113,9 @@ def failure_type(original: str) -> type[RankFailure]:
 
     So `pytest.mark.xfail(raises=ValueError)` and `pytest.raises(ValueError)` work for what a rank raised.
     """
-    base, name = loaded_type(original, Exception), original.rpartition(".")[2]
-    if base is None:
+    module, _, name = original.rpartition(".")
+    base = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if not (isinstance(base, type) and issubclass(base, Exception)):  # it is not loaded here, or would end pytest
         return RankFailure
     try:
         # Made once by hand to see that this base accepts RankFailure's arguments; UnicodeDecodeError does not.
@@ -129,45 +130,18 @@ def failure_type(original: str) -> type[RankFailure]:
 MAX_FAILED_STARTS = 3
 
 
-class Attempts:
-    """Each attempt is made in `counted`. After MAX_FAILED_STARTS failures in a row there is no further one: it raises
-    the last failure at once. So it does once `hopeless` was set."""
-
-    def __init__(self) -> None:
-        self._failed = 0
-        self.hopeless: RankFailure | None = None
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        __tracebackhide__ = True
-        if self.hopeless is not None:
-            raise self.hopeless
-        try:
-            yield
-        except RankFailure as failure:
-            self._failed += 1
-            if self._failed == MAX_FAILED_STARTS:
-                self.hopeless = failure
-            raise
-        self._failed = 0
-
-
-def last_collectives(dumps: Mapping[int, str]) -> dict[int, tuple[str, int]]:
-    """By rank the last collective in its dump with its state, and its number: ("nccl:all_reduce, started", 7).
-
-    All of one process group, the last that any rank used, since every group counts for itself.
-    """
-    last: dict[int, tuple[str, int]] = dict.fromkeys(dumps, ("", 0))
-    entries: list[tuple[int, dict[str, Any]]] = []
-    for rank, dump in dumps.items():
-        with contextlib.suppress(ValueError):  # there is none, or it was cut off
-            entries += [(rank, entry) for entry in json.loads(dump).get("entries", []) if not entry.get("is_p2p")]
-    newest = max((entry for _, entry in entries), key=lambda entry: int(entry.get("time_created_ns", 0)), default={})
-    for rank, entry in entries:
-        if entry.get("process_group") == newest.get("process_group"):
-            what = f"{entry.get('profiling_name')}, {entry.get('state')}"
-            last[rank] = what, int(entry.get("collective_seq_id", 0))
-    return last
+@contextlib.contextmanager
+def attempt(failures: list[RankFailure]) -> Iterator[None]:
+    """Is not made after MAX_FAILED_STARTS failures in a row, but raises the last of them at once."""
+    __tracebackhide__ = True
+    if len(failures) >= MAX_FAILED_STARTS:
+        raise failures[MAX_FAILED_STARTS - 1]
+    try:
+        yield
+    except RankFailure as failure:
+        failures.append(failure)
+        raise
+    failures.clear()
 
 
 @dataclass
@@ -226,14 +200,8 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
         notes = [text for text, _ in arrivals]
     # One that only died comes before those that raised, and what one raised that died of it before what others did; of
     # those that hang, first the ones that others wait for.
-    reports.sort(
-        key=lambda report: (
-            ORDER["died" if report.rank in died else report.state],
-            report.state,
-            report.seconds,
-            report.rank not in waited_for,
-        )
-    )
+    order = {report.rank: ORDER["died" if report.rank in died else report.state] for report in reports}
+    reports.sort(key=lambda each: (order[each.rank], each.state, each.seconds, each.rank not in waited_for))
     first, to_blame = reports[0], _first_to_fail(reports, answers.deaths) if answers.failed else waited_for
     stories = tuple(replace(report, to_blame=report.rank in to_blame) for report in reports)
     kind: FailureKind = "hang" if not answers.failed else "crash" if first.state == "died" else "exception"
@@ -247,7 +215,7 @@ def _waited_for(
     """Of a call that hangs, the ranks that keep the others waiting: those that have not come to a collective (`late`),
     and those whose process is stopped or stuck in the kernel. Else those that have not answered where others have:
     `arrived` at one collective, the more of them wait for the fewer. Nobody if that would be all."""
-    found = late | {rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values()}
+    found = late.union(rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values())
     if not found and (not arrived or len(missing) <= len(ranks) / 2):
         found = missing
     return found if len(found) < len(ranks) or len(ranks) == 1 else set()
@@ -269,31 +237,39 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
     outcome, death = answers.outcomes.get(spec.index), answers.deaths.get(spec.index)
     if outcome and outcome.kind == "raised":
         line = (outcome.error_text.strip().splitlines() or [""])[0][:300]
-        summary = f"{outcome.error_type.removeprefix('builtins.')}: {line}"
+        then = f"; then it died {death.reason}" if death else ""
         return story(
-            "raised", summary + (f"; then it died {death.reason}" if death else ""),
+            "raised", f"{outcome.error_type.removeprefix('builtins.')}: {line}{then}",
             seconds=outcome.seconds, phase=outcome.phase, traceback=outcome.traceback, output=outcome.output,
         )  # fmt: skip
     if outcome and not death:
         return story("returned", "", output=outcome.output)
     trace = traces[spec.index]
-    seen = partial(story, phase=trace.phase, stack=trace.stack, output=trace.output)
-    if death:
-        return seen("died", death.reason)
-    return seen("running", trace.state, phase_seconds=trace.seconds)
+    seen = partial(story, phase=trace.phase, phase_seconds=trace.seconds, stack=trace.stack, output=trace.output)
+    return seen("died", death.reason) if death else seen("running", trace.state)
 
 
 def _arrivals(members: Members, traces: Mapping[int, Trace], missing: set[int]) -> Iterator[tuple[str, list[int]]]:
     """Who has come to the last collective of a group, and the ranks that have not, as torch's flight recorder saw it,
     if it did; nothing of a group of which every rank has answered."""
-    known = {rank: traces[rank] for rank in members if rank in traces} if missing.intersection(members) else {}
-    last = last_collectives({rank: trace.recorder for rank, trace in known.items()})
+    here = [rank for rank in members if rank in traces] if missing.intersection(members) else []
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for rank in here:
+        with contextlib.suppress(ValueError):  # there is no record, or it was cut off
+            recorded = json.loads(traces[rank].recorder).get("entries", [])
+            entries += [(rank, entry) for entry in recorded if not entry.get("is_p2p")]
+    # All of one process group, the last that any rank used, since every group counts for itself.
+    newest = max((entry for _, entry in entries), key=lambda entry: int(entry.get("time_created_ns", 0)), default={})
+    last = dict.fromkeys(here, ("", 0))
+    for rank, entry in entries:
+        if entry.get("process_group") == newest.get("process_group"):
+            last[rank] = f"{entry.get('profiling_name')}, {entry.get('state')}", int(entry.get("collective_seq_id", 0))
     if furthest := max((number for _, number in last.values()), default=0):
         names = " / ".join(sorted({name for name, number in last.values() if number == furthest}))
         late = [rank for rank, (_, number) in last.items() if number < furthest]
         text = f"flight recorder: {ranks_text(last.keys() - late)} arrived at collective number {furthest} ({names})"
         for number in sorted({last[rank][1] for rank in late}):
-            here = [rank for rank in late if last[rank][1] == number]
-            where = f"only at number {number} ({last[here[0]][0]})" if number else "at none"
-            text += f"; {ranks_text(here)} did not: {where}"
+            at_it = [rank for rank in late if last[rank][1] == number]
+            where = f"only at number {number} ({last[at_it[0]][0]})" if number else "at none"
+            text += f"; {ranks_text(at_it)} did not: {where}"
         yield text, late

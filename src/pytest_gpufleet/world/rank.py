@@ -42,8 +42,8 @@ class Rank:
     _groups: dict[Members, ProcessGroup] = field(repr=False)
     _members: Members | None = field(repr=False)  # of the group, if it has one
     _progress: Progress = field(repr=False)
-    _phase: str = field(default="", repr=False)
     _losses: list[LossCurve] = field(default_factory=list, repr=False)
+    _phase: str = field(default="", repr=False)
 
     @property
     def group(self) -> ProcessGroup:

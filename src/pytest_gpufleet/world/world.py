@@ -21,9 +21,8 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.metric import Size
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.world import call as calls
-from pytest_gpufleet.world.call import Call, Members, Outcome, RankSpec
-from pytest_gpufleet.world.engines.protocol import Engine
-from pytest_gpufleet.world.failure import Answers, Attempts, RankFailure, RankReport, diagnose
+from pytest_gpufleet.world.call import Call, Engine, Members, Outcome, RankSpec
+from pytest_gpufleet.world.failure import MAX_FAILED_STARTS, Answers, RankFailure, RankReport, attempt, diagnose
 from pytest_gpufleet.world.rank import join, join_alone
 
 KILL_SECONDS = 10.0
@@ -61,8 +60,8 @@ class Pool:
     _owner: int = field(default_factory=os.getpid)
     _joined: set[Members] = field(default_factory=set)  # the groups that have a process group
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(calls.START + 1))
-    _starts: Attempts = field(default_factory=Attempts)
-    _joins: Attempts = field(default_factory=Attempts)
+    _starts: list[RankFailure] = field(default_factory=list)  # that failed in a row, and groups that did
+    _joins: list[RankFailure] = field(default_factory=list)
 
     @property
     def everyone(self) -> Members:
@@ -82,8 +81,8 @@ class Pool:
         it: `timeout` or the default."""
         __tracebackhide__ = True
         with self._one_at_a_time():
-            joins = self._joins if timeout is None else Attempts()  # with a time of its own it tries something out
-            with joins.counted() if call.with_group else contextlib.nullcontext():
+            joins = self._joins if timeout is None else []  # with a time of its own it tries something out
+            with attempt(joins) if call.with_group else contextlib.nullcontext():
                 self._start()
                 if call.with_group and (missing := tuple(each for each in call.groups if each not in self._joined)):
                     self._join(missing, self._start_seconds if timeout is None else max(timeout, MIN_START_SECONDS))
@@ -98,22 +97,7 @@ class Pool:
     def start_on(self, specs: Sequence[RankSpec]) -> None:
         """From the next start on have these ranks, after `stop`. What kept others from starting, and from meeting,
         says nothing of them."""
-        self.specs = specs
-        self._starts, self._joins = Attempts(), Attempts()
-
-    @contextlib.contextmanager
-    def restarted(self, environments: Mapping[int, Mapping[str, str]]) -> Iterator[None]:
-        """Other ranks for a while, with variables of their own by rank, started at the next use; after it the next use
-        starts ranks as before. What keeps these from meeting each other says nothing of those."""
-        usual, joins = self.specs, self._joins
-        self.stop()
-        self.specs = [replace(spec, environment=environments.get(spec.index, {})) for spec in usual]
-        self._joins = Attempts()
-        try:
-            yield
-        finally:
-            self.stop()
-            self.specs, self._joins = usual, joins
+        self.specs, self._starts, self._joins = specs, [], []
 
     def stop(self, for_good: bool = False) -> None:
         """Kill the ranks; the next use starts fresh ones, unless one could not be killed, or it is `for_good`. The call
@@ -145,22 +129,22 @@ class Pool:
         if self._stopping:
             raise RuntimeError("world.run of a thread that a test has left behind: its ranks are stopped")
 
-    def _start(self) -> None:
-        """Start the ranks, unless they run already. RankFailure if one does not come up, or if starting is hopeless."""
-        __tracebackhide__ = True
-        if self._ready:
-            return
-        began = self.clock()
-        with self._starts.counted(), self._killing_on_error():
-            self._begin()
-            self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
-        self._ready = True
-        self.on_event(WorldStarted(ranks=len(self.specs), seconds=round(self.clock() - began, 3)))
-
     def _begin(self) -> None:
         if not self.started:
             self._joined, self.used_by, self.started = set(), "", True
             self.engine.start(self.specs)
+
+    def _start(self) -> None:
+        """Unless they run already."""
+        __tracebackhide__ = True
+        if self._ready:
+            return
+        began = self.clock()
+        with attempt(self._starts), self._killing_on_error():
+            self._begin()
+            self._collect(self._of_everyone("start of the ranks", b""), self._start_seconds)
+        self._ready = True
+        self.on_event(WorldStarted(ranks=len(self.specs), seconds=round(self.clock() - began, 3)))
 
     def _join(self, groups: tuple[Members, ...], seconds: float) -> None:
         __tracebackhide__ = True
@@ -194,10 +178,9 @@ class Pool:
         if another thread stops the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has not
         answered."""
         __tracebackhide__ = True
-        answers, missing = Answers(), {*call.ranks}
-        began, until = self.clock(), self.clock() + timeout
-        graceful, said_after = True, SILENT_SECONDS
-        remaining = timeout
+        answers, missing, graceful = Answers(), {*call.ranks}, True
+        began, remaining, said_after = self.clock(), timeout, SILENT_SECONDS
+        until = began + timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:
             self._look_whether_stopped()
@@ -207,16 +190,15 @@ class Pool:
             missing -= answers.ranks
             if missing and self.clock() - began >= said_after:
                 who = calls.ranks_text(missing) if len(missing) < len(call.ranks) else "all ranks"
-                what = f"waiting for {who} for {said_after:g} s (deadline: {timeout:g} s)"
-                self.on_wait(f"{call.name}: {what}")
+                self.on_wait(f"{call.name}: waiting for {who} for {said_after:g} s (deadline: {timeout:g} s)")
                 said_after *= 2
             if answers.failed and graceful:
                 graceful = False
                 until = min(until, self.clock() + GRACE_SECONDS)
-        for rank in sorted(answers.outcomes):
-            for curve in answers.outcomes[rank].losses:
-                placed = msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)
-                self.on_event(Losses(curve=placed))
+        for rank, outcome in sorted(answers.outcomes.items()):
+            for curve in outcome.losses:
+                place = curve.place or self.specs[rank].place
+                self.on_event(Losses(curve=msgspec.structs.replace(curve, place=place)))
         if answers.failed or missing:
             raise diagnose(self.engine, self.specs, call, answers, timeout)
         return answers.outcomes
@@ -244,9 +226,11 @@ class Pool:
             return
         for rank, state in self.engine.kill(KILL_SECONDS).items():
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
-            why = f"{why}: reset this GPU or restart the machine"
-            report = RankReport(rank, self.specs[rank].name, "running", why, to_blame=True)
-            self._starts.hopeless = RankFailure("hang", "nothing is started on this GPU again", (report,))
+            then = "reset this GPU or restart the machine"
+            report = RankReport(rank, self.specs[rank].name, "running", f"{why}: {then}", to_blame=True)
+            self._starts[:] = [
+                RankFailure("hang", "nothing is started on this GPU again", (report,))
+            ] * MAX_FAILED_STARTS
         self.started = self._ready = False
 
 
@@ -314,14 +298,9 @@ class World:
         return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
 
     def each(
-        self,
-        groups: "Sequence[Sequence[int] | World]",
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> list[list[Any]]:
+        self, groups: "Sequence[Sequence[int] | World]", function: Callable[..., Any], /, *args: Any,
+        timeout: float | None = None, **kwargs: Any,
+    ) -> list[list[Any]]:  # fmt: skip
         """As `run`, on several groups of ranks at the same time; for each group its results by rank.
 
         A group is the ranks of a `subset`, or such a subset itself: `world.each([[0, 1], [2, 3]], probe)` measures two
@@ -331,8 +310,10 @@ class World:
         __tracebackhide__ = True
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
-        members = tuple(self._members(group) for group in groups)
+        members = tuple((group if isinstance(group, World) else self.subset(group))._ranks for group in groups)
         ranks = [rank for group in members for rank in group]
+        if not {*ranks} <= {*self._ranks}:
+            raise ValueError(f"ranks {sorted({*ranks} - {*self._ranks})} are not of this world")
         if len(set(ranks)) < len(ranks):
             shown = " and ".join(str(list(group._ranks if isinstance(group, World) else group)) for group in groups)
             raise ValueError(f"groups that run at the same time share no rank, as {shown} do")
@@ -344,18 +325,21 @@ class World:
         results = self._pool.call(call, timeout)
         return [[results[rank] for rank in group] for group in members]
 
-    def restarted(self, environments: Sequence[Mapping[str, str]]) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def restarted(self, environments: Sequence[Mapping[str, str]]) -> Iterator[None]:
         """Within this block ranks are others, started afresh, each with these variables besides all that it finds: one
         mapping for each rank. For what libraries read but once. All ranks end with the block, and the next call starts
         them as they were."""
-        return self._pool.restarted(dict(zip(self._ranks, environments, strict=True)))
-
-    def _members(self, group: "Sequence[int] | World") -> Members:
-        if not isinstance(group, World):
-            return self.subset(group)._ranks
-        if not {*group._ranks} <= {*self._ranks}:
-            raise ValueError(f"ranks {list(group._ranks)} are not all of this world")
-        return group._ranks
+        pool, more = self._pool, dict(zip(self._ranks, environments, strict=True))
+        usual, joins = pool.specs, pool._joins
+        pool.stop()
+        pool.specs = [replace(spec, environment=more.get(spec.index, {})) for spec in usual]
+        pool._joins = []  # what keeps these from meeting each other says nothing of the usual ones
+        try:
+            yield
+        finally:
+            pool.stop()
+            pool.specs, pool._joins = usual, joins
 
     def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
         """Run a probe that returns what is wrong on its rank, "" if nothing is. Raises Faults of the kind `code` with

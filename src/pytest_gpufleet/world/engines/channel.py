@@ -1,20 +1,19 @@
 """Parcels between the controller and one rank, over a pair of SOCK_SEQPACKET sockets that have no name.
 
 A message is one packet: a mark, and the parcel or, of a large one, the descriptor of the memory that it lies in. The
-rank's end blocks. The controller's end never does, whatever the rank sends or does not read.
+rank's end blocks. The controller's end never does, whatever the rank sends or does not read: nothing more is sent to a
+rank that has not answered, and what it is sent until then its socket holds.
 """
 
 import os
 import socket
 import stat
-from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 READS = 16  # at a time: more than a socket holds, and a peer that never stops sending keeps nobody here
 PARCEL, MEMORY = b"p", b"m"
-# A larger parcel travels as memory: a socket holds a small message even when nobody reads it, so that neither side has
-# to wait for a peer that hangs.
-INLINE_BYTES = 32 * 1024
+INLINE_BYTES = 32 * 1024  # a larger parcel travels as memory: a socket has to hold a few that nobody reads
 
 
 class Garbled(Exception):
@@ -25,21 +24,23 @@ class Message:
     """A parcel as it is sent, to one rank or several. The memory of a large one lasts until all have read it."""
 
     def __init__(self, parcel: bytes) -> None:
-        self.text, self.descriptors = PARCEL + parcel, list[int]()
+        self._text, self._descriptors = PARCEL + parcel, list[int]()
         if len(parcel) > INLINE_BYTES:
-            self.text, self.descriptors = MEMORY, [os.memfd_create("gpufleet-parcel")]
-            with open(self.descriptors[0], "wb", closefd=False) as file:
+            self._text, self._descriptors = MEMORY, [os.memfd_create("gpufleet-parcel")]
+            with open(self._descriptors[0], "wb", closefd=False) as file:
                 file.write(parcel)
 
     def __del__(self) -> None:
-        for descriptor in self.descriptors:
+        for descriptor in self._descriptors:
             os.close(descriptor)
+
+    def send(self, end: socket.socket) -> None:
+        socket.send_fds(end, [self._text], self._descriptors)
 
 
 def send(end: socket.socket, parcel: bytes) -> None:
     """On a rank."""
-    message = Message(parcel)
-    socket.send_fds(end, [message.text], message.descriptors)
+    Message(parcel).send(end)
 
 
 def receive(end: socket.socket) -> bytes:
@@ -48,6 +49,32 @@ def receive(end: socket.socket) -> bytes:
     if not text:
         raise EOFError
     return _parcel(text, descriptors)
+
+
+def offer(end: socket.socket, message: Message) -> None:
+    """In the controller. That a rank is gone shows in `received`; one that reads nothing misses its deadline."""
+    with suppress(OSError):
+        message.send(end)
+
+
+def received(end: socket.socket) -> list[bytes]:
+    """In the controller, the parcels that have come. EOFError once the rank has closed its end and all is read. Garbled
+    if what came is no message."""
+    parcels: list[bytes] = []
+    for _ in range(READS):
+        try:
+            text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
+        except BlockingIOError:
+            break
+        except ConnectionResetError:  # said once, before what the rank sent while it still was there
+            continue
+        if text:
+            parcels.append(_parcel(text, descriptors))
+        elif parcels:
+            break  # its end shows the next time
+        else:
+            raise EOFError
+    return parcels
 
 
 def _parcel(text: bytes, descriptors: list[int]) -> bytes:
@@ -62,57 +89,3 @@ def _parcel(text: bytes, descriptors: list[int]) -> bytes:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-class ControllerEnd:
-    """The controller's end, `end`, which stops to block: what is sent waits here until the rank reads."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._unsent: deque[Message] = deque()
-
-    def fileno(self) -> int:
-        return self._end.fileno()
-
-    def close(self) -> None:
-        self._end.close()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether the rank has yet to read something before the rest can be sent: call `flush` when it is writable."""
-        return bool(self._unsent)
-
-    def send(self, message: Message) -> None:
-        """Whatever becomes of the rank, nothing is raised: that it is gone shows in `receive`."""
-        self._unsent.append(message)
-        self.flush()
-
-    def flush(self) -> None:
-        try:
-            while self._unsent:
-                socket.send_fds(self._end, [self._unsent[0].text], self._unsent[0].descriptors)
-                self._unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:  # the rank is gone, or this end is closed
-            self._unsent.clear()
-
-    def receive(self) -> list[bytes]:
-        """The parcels that have come. EOFError once the rank has closed its end and all is read. Garbled if what came
-        is no message."""
-        parcels: list[bytes] = []
-        for _ in range(READS):
-            try:
-                text, descriptors, *_ = socket.recv_fds(self._end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
-            except BlockingIOError:
-                break
-            except ConnectionResetError:  # said once, before what the rank sent while it still was there
-                continue
-            if text:
-                parcels.append(_parcel(text, descriptors))
-            elif parcels:
-                break  # its end shows the next time
-            else:
-                raise EOFError
-        return parcels

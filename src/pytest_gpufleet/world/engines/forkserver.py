@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import NoReturn
@@ -115,8 +115,9 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     looked_at = select.poll()  # and not select, which knows 1,024 descriptors: the controller has chosen ours
     looked_at.register(control, select.POLLIN)
     gc.disable()
-    _import(preload)
-    _import(itertools.takewhile(lambda name: not looked_at.poll(0), idle))
+    for name in itertools.chain(preload, itertools.takewhile(lambda name: not looked_at.poll(0), idle)):
+        with suppress(Exception):  # a rank will fail in the same way, and tell it
+            importlib.import_module(name)
     gc.freeze()  # ranks neither look at what was imported, nor copy its pages by doing so
     gc.enable()
     woken, wake = os.pipe()
@@ -126,13 +127,20 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     requests: dict[int, int] = {}  # by process id
     looked_at.register(woken, select.POLLIN)
+
+    def tell(news: bytes) -> None:
+        with suppress(OSError):  # the controller is gone, which the next look at the socket shows
+            control.send(news)
+
     while True:
         ready = {descriptor for descriptor, _ in looked_at.poll()}
         if woken in ready:
             os.read(woken, 4096)
-            for pid, status in _ended():
-                if (request := requests.pop(pid, None)) is not None:  # else somebody's orphan
-                    _tell(control, NEWS.pack(request, pid, True, os.waitstatus_to_exitcode(status)))
+            with suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    pid, status = ended
+                    if (request := requests.pop(pid, None)) is not None:  # else somebody's orphan
+                        tell(NEWS.pack(request, pid, True, os.waitstatus_to_exitcode(status)))
         if control.fileno() in ready:
             try:
                 datagram, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
@@ -148,26 +156,9 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
             for descriptor in descriptors:
                 os.close(descriptor)
             (requests[pid],) = REQUEST.unpack(datagram)
-            _tell(control, NEWS.pack(requests[pid], pid, False, 0))
+            tell(NEWS.pack(requests[pid], pid, False, 0))
     processes.end(lambda: processes.started_by(os.getpid()), ENDING_SECONDS)
     os._exit(0)
-
-
-def _import(modules: Iterable[str]) -> None:
-    for name in modules:
-        with suppress(Exception):  # a rank will fail in the same way, and tell it
-            importlib.import_module(name)
-
-
-def _tell(control: socket.socket, news: bytes) -> None:
-    with suppress(OSError):  # the controller is gone, which the next look at the socket shows
-        control.send(news)
-
-
-def _ended() -> Iterator[tuple[int, int]]:
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended
 
 
 def _become_rank(connection: int, parent: int) -> NoReturn:

@@ -17,12 +17,10 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pytest_gpufleet.world.call import RankSpec
-from pytest_gpufleet.world.engines import processes, rank_files
-from pytest_gpufleet.world.engines.channel import ControllerEnd, Garbled, Message
+from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
+from pytest_gpufleet.world.engines import channel, processes, rank_files
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.processes import current_folder
-from pytest_gpufleet.world.engines.protocol import Answer, Death, Trace
 from pytest_gpufleet.world.engines.rank_files import RankFiles
 from pytest_gpufleet.world.worker import main
 
@@ -43,8 +41,8 @@ ON_LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 @cache
 def recorder() -> str:
     """What switches the flight recorder on. torch 2.8 renamed it, and warns of the old name in each rank."""
-    major, minor, *_ = version("torch").split(".")
-    return "TORCH_FR_BUFFER_SIZE" if (int(major), int(minor)) >= (2, 8) else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    renamed = tuple(map(int, version("torch").split(".")[:2])) >= (2, 8)
+    return "TORCH_FR_BUFFER_SIZE" if renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
 @dataclass
@@ -53,7 +51,7 @@ class _Rank:
     `request`: no other rank of this engine, in whatever world, has it."""
 
     request: int
-    connection: ControllerEnd
+    connection: socket.socket
     files: RankFiles
     pid: int = 0
     exitcode: int | None = None
@@ -79,8 +77,7 @@ class LocalEngine:
     def __init__(
         self, network: Callable[[RankSpec], Mapping[str, str]] | None = None, likely: Sequence[str] = ()
     ) -> None:
-        self._network = network
-        self._likely = likely
+        self._network, self._likely = network, likely
         self._ranks: dict[int, _Rank] = {}  # by their indexes, as their specs have them
         self._requests = itertools.count()
         self._server: Forkserver | None = None
@@ -102,32 +99,31 @@ class LocalEngine:
         self._ranks = {}
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            rank = _Rank(next(self._requests), ControllerEnd(ours), RankFiles(folder, spec.index))
-            self._ranks[spec.index] = rank
+            ours.setblocking(False)
+            rank = self._ranks[spec.index] = _Rank(next(self._requests), ours, RankFiles(folder, spec.index))
             with theirs:
                 self._server.fork(rank.request, theirs.fileno())
             found = sys.path, sys.argv, current_folder()
             for parcel in (found, (main.main, spec, rank.files, self.environment(spec))):
-                rank.connection.send(Message(pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)))
+                channel.offer(ours, channel.Message(pickle.dumps(parcel, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def environment(self, spec: RankSpec) -> dict[str, str]:
         """What a rank finds when it starts: all that the controller has, DEFAULTS where it has nothing, how ranks of
         several nodes reach each other, what torchrun sets, and what its spec says."""
-        counted = {"RANK": spec.index, "LOCAL_RANK": spec.local_index}
-        counted |= {"WORLD_SIZE": spec.size, "LOCAL_WORLD_SIZE": spec.local_size}
         defaults = {**DEFAULTS, recorder(): RECORDED, **({} if self._network else ON_LOOPBACK)}
         network = self._network(spec) if self._network else {}
-        numbers = {name: str(number) for name, number in counted.items()}
-        return {**defaults, **os.environ, **network, **numbers, **spec.environment}
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        numbers = zip(names, map(str, (spec.index, spec.local_index, spec.size, spec.local_size)), strict=True)
+        return {**defaults, **os.environ, **network, **dict(numbers), **spec.environment}
 
     def rendezvous(self) -> str:
         assert self._scratch is not None
         return f"file://{self._scratch[0]}/store"  # no port is open for strangers, and none can be in use already
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
-        message = Message(parcel)
+        message = channel.Message(parcel)
         for rank in {*ranks}:
-            self._ranks[rank].connection.send(message)
+            channel.offer(self._ranks[rank].connection, message)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Register all by which something may happen that `wait` reports: its `data` is an index of a rank, or None."""
@@ -136,8 +132,7 @@ class LocalEngine:
         selector.register(self._server, selectors.EVENT_READ)
         for index, rank in self._ranks.items():
             if not rank.lost:
-                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.connection.has_unsent else 0)
-                selector.register(rank.connection, wanted, index)
+                selector.register(rank.connection, selectors.EVENT_READ, index)
 
     def wait(self, timeout: float) -> list[Answer | Death]:
         with selectors.PollSelector() as selector:
@@ -166,12 +161,11 @@ class LocalEngine:
     def _collect(self, rank: _Rank) -> list[Answer | Death]:
         events: list[Answer | Death] = []
         over, how = rank.exitcode is not None, ""  # asked first: what it sent before it died comes before its death
-        rank.connection.flush()
         try:
-            events = [Answer(rank.index, parcel) for parcel in rank.connection.receive()]
+            events = [Answer(rank.index, parcel) for parcel in channel.received(rank.connection)]
         except EOFError:
             over, how = True, self._why_closed(rank)
-        except Garbled as garbled:
+        except channel.Garbled as garbled:
             over, how = True, f"for its controller: {garbled}"
         return [*events, rank.lose(how or processes.exit_summary(rank.exitcode or 0))] if over else events
 
@@ -207,10 +201,8 @@ class LocalEngine:
         return {rank.index: rank.files.trace(self._state(rank), before.get(rank.files, 0)) for rank in known}
 
     def _state(self, rank: _Rank) -> str:
-        if rank.pid:
+        if rank.pid or self._server is None:
             return processes.trouble(rank.pid)
-        if self._server is None:
-            return ""
         return f"before it was forked from process {self._server.pid} {processes.trouble(self._server.pid)}".rstrip()
 
     def kill(self, timeout: float) -> dict[int, str]:
@@ -223,18 +215,16 @@ class LocalEngine:
 
     def _alive(self) -> set[int]:
         """The ranks and all that they have started, without what could not be killed before."""
-        if self._server is None:
-            return set()
         ranks = {rank.pid for rank in self._ranks.values() if rank.pid}
-        return processes.started_by(self._server.pid, ranks) - self._unkillable
+        return processes.started_by(self._server.pid, ranks) - self._unkillable if self._server else set()
 
     def _give_up_a_stuck_server(self) -> None:
         """Keep the fork server only if it has done all that it was asked to do, and can do more."""
-        if self._server is None:
-            return
-        gone = self._hear()
-        if gone or processes.trouble(self._server.pid) or not all(rank.pid for rank in self._ranks.values()):
-            self._server.kill()
+        server = self._server
+        if server and (
+            self._hear() or processes.trouble(server.pid) or 0 in {each.pid for each in self._ranks.values()}
+        ):
+            server.kill()
             self._server = None
 
     def _close(self, remove: bool) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # proc(5): states in which a process cannot answer.
 CANNOT_ANSWER = {
@@ -21,11 +21,9 @@ TURN_SECONDS = 0.05  # until it is looked for processes again that have just bee
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """`state` as in proc(5)."""
 
-    pid: int
     state: str
     parent: int
     session: int
@@ -40,7 +38,7 @@ def look(pid: int) -> Process | None:
         return None
     state, parent, session, threads = (fields[number] for number in (0, 1, 3, 17))
     # The first thread may be dead while another one lives on, stuck in the driver, and still has all children.
-    return None if state in DEAD and int(threads) <= 1 else Process(pid, state, int(parent), int(session))
+    return None if state in DEAD and int(threads) <= 1 else Process(state, int(parent), int(session))
 
 
 def trouble(pid: int) -> str:
@@ -69,7 +67,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _running() -> dict[int, Process]:
-    return {process.pid: process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
+    return {int(name): process for name in os.listdir("/proc") if name.isdigit() and (process := look(int(name)))}
 
 
 def _with_descendants(found: set[int], running: Mapping[int, Process]) -> set[int]:

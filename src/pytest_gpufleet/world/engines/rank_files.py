@@ -1,11 +1,11 @@
 """The files by which a local engine sees what a rank does, or did before it died."""
 
-import ctypes
 import fcntl
 import mmap
 import os
 import re
 import shutil
+import struct
 import sys
 import tempfile
 import time
@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pytest_gpufleet.world.engines.protocol import Trace
+from pytest_gpufleet.world.call import Trace
 
 MARKER = ".made-by-pytest-gpufleet"  # a name alone makes no folder ours
 
@@ -63,6 +63,7 @@ def make_scratch() -> tuple[Path, int]:
 
 STACK_BYTES = 32 * 1024
 OUTPUT_BYTES = 8 * 1024
+NOW = struct.Struct("d500s")  # of a rank: since when, on time.monotonic(), it is in which phase
 WORKER = "pytest_gpufleet/world/worker/main.py"
 OWN_FRAMES = re.compile(r"pytest_gpufleet/(plugin/spmd|world/engines/rank_files)\.py")
 
@@ -82,12 +83,13 @@ class RankFiles(NamedTuple):
     def trace(self, state: str, stack_from: int = 0) -> Trace:
         """`stack_from`: how long the file of stacks was before the rank was asked for another one."""
         try:
-            now = _Now.from_buffer_copy(self.path("progress").read_bytes())
-        except (OSError, ValueError):  # it has not begun
-            now = _Now()
+            since, phase = NOW.unpack(self.path("progress").read_bytes())
+        except (OSError, struct.error):  # it has not begun
+            since, phase = 0.0, b""
+        phase = phase.rstrip(b"\0")
         return Trace(
-            phase=now.phase.decode(errors="replace"),
-            seconds=time.monotonic() - now.since if now.phase else 0.0,
+            phase=phase.decode(errors="replace"),
+            seconds=time.monotonic() - since if phase else 0.0,
             stack=_without_own_frames(_tail(self.path("stack"), STACK_BYTES, stack_from)),
             output=_tail(self.path("output"), OUTPUT_BYTES),
             recorder=_tail(self.path("recorder")),
@@ -118,23 +120,16 @@ def _tail(path: Path, limit: int = sys.maxsize, start: int = 0) -> str:
         return ""
 
 
-class _Now(ctypes.Structure):
-    """How far a rank has come, in memory that it shares with its engine: readable even while it hangs or is dead. Its
-    `phase` `since` when, on time.monotonic()."""
-
-    _fields_ = (("since", ctypes.c_double), ("phase", ctypes.c_char * 500))
-
-
 class Progress:
-    """A rank's current phase (`now`)."""
+    """A rank's current phase (`now`), in memory that it shares with its engine: readable while it hangs or is dead."""
 
     now = ""
 
     def __init__(self, path: Path) -> None:
-        path.write_bytes(bytes(ctypes.sizeof(_Now)))
+        path.write_bytes(bytes(NOW.size))
         with path.open("r+b") as file:
-            self._memory = _Now.from_buffer(mmap.mmap(file.fileno(), 0))
+            self._memory = mmap.mmap(file.fileno(), 0)
 
     def phase(self, name: str) -> None:
         self.now = name
-        self._memory.phase, self._memory.since = name.encode(errors="replace")[:500], time.monotonic()
+        NOW.pack_into(self._memory, 0, time.monotonic(), name.encode(errors="replace"))

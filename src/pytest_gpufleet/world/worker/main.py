@@ -29,8 +29,6 @@ from pytest_gpufleet.world.rank import Rank
 if TYPE_CHECKING:
     import torch
 
-    from pytest_gpufleet.world.worker.state import RankState
-
 # torch's own records of collectives: NCCL's, and from torch 2.8 on also Gloo's.
 FLIGHT_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 TEXT_LIMIT = 64 * 1024  # characters of one exception's story: a rank must not flood the report
@@ -42,46 +40,39 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
     spec.prepare()
     progress = Progress(files.path("progress"))
     bdb.Bdb.set_trace = _refuse_a_debugger  # type: ignore[method-assign]  # breakpoint() and pdb.set_trace() end there
-    started: tuple[Rank, RankState] | None = None
+    rank: Rank  # both since `start`: the controller sends nothing to a rank that did not start
+    put_back: Callable[[], None]
     test = 0
     losses: list[LossCurve] = []  # recorded by the call at work
 
     def start() -> None:
-        nonlocal started
+        nonlocal rank, put_back
         device = _prepare_device(spec, progress)
-        from pytest_gpufleet.world.worker.state import RankState
+        from pytest_gpufleet.world.worker.state import remembered
 
-        rank = Rank(spec.index, spec.size, spec.node, spec.local_size, device, spec.gpu, {}, {}, None, progress)
-        started = replace(rank, _losses=losses), RankState(device, output)
+        put_back = remembered(device, output)
+        rank = Rank(spec.index, spec.size, spec.node, spec.local_size, device, spec.gpu, {}, {}, None, progress, losses)
 
     def run(call: Call) -> Any:
         __tracebackhide__ = True
         nonlocal test
-        assert started is not None  # the controller sends nothing to a rank that did not start
-        rank, state = started
         if call.test != test:
             rank.kept.clear()
-            state.put_back()
+            put_back()
         test = call.test
         members = next(each for each in call.groups if spec.index in each)
-        rank = replace(
-            rank,
-            index=members.index(spec.index),
-            size=len(members),
-            local_size=call.nodes.count(spec.node),
-            _members=members if call.with_group else None,
-        )
+        local, own = call.nodes.count(spec.node), members if call.with_group else None
+        here = replace(rank, index=members.index(spec.index), size=len(members), local_size=local, _members=own)
         function, args, kwargs = unpack(call.work)
-        return function(rank, *args, **kwargs)
+        return function(here, *args, **kwargs)
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         progress.phase(name)
         began = time.monotonic()
-        ending = _ending(body, progress)
-        seconds = time.monotonic() - began
+        ending = {**_ending(body, progress), "seconds": time.monotonic() - began}
         outcome = Outcome(call=number, output=output.take(), losses=tuple(losses), **ending)
         losses.clear()
-        channel.send(end, pickle.dumps(replace(outcome, seconds=seconds)))
+        channel.send(end, pickle.dumps(outcome))
 
     answer(START, "start", start)
     while True:

@@ -71,30 +71,28 @@ FLOAT32_BY_OPERATION = tuple(
 )  # fmt: skip
 
 
-class RankState:
-    """The state of a rank at its start. `output`: the file of what it prints."""
+def remembered(device: torch.device, output: Output) -> Callable[[], None]:
+    """The state of a rank at its start, as what puts it back. `output`: the file of what it prints."""
+    settings = [read() for read, _ in SETTINGS]
+    float32 = [read() for read, _ in (*FLOAT32, *FLOAT32_BY_OPERATION)]
+    random_state = torch.get_rng_state()
+    cuda_seed = torch.cuda.initial_seed() if device.type == "cuda" else 0
 
-    def __init__(self, device: torch.device, output: Output) -> None:
-        self.device = device
-        self._output = output
-        self._settings = [read() for read, _ in SETTINGS]
-        self._float32 = [read() for read, _ in (*FLOAT32, *FLOAT32_BY_OPERATION)]
-        self._random = torch.get_rng_state()
-        self._cuda_seed = torch.cuda.initial_seed() if device.type == "cuda" else 0
-
-    def put_back(self) -> None:
-        self._output.restore()
-        for before, (read, write) in zip(self._settings, SETTINGS, strict=True):
+    def put_back() -> None:
+        output.restore()
+        for before, (read, write) in zip(settings, SETTINGS, strict=True):
             if read() != before:
                 write(before)
         newest = FLOAT32_BY_OPERATION or FLOAT32
-        if [read() for read, _ in newest] != self._float32[-len(newest) :]:
-            for value, (_, write) in zip(self._float32, (*FLOAT32, *FLOAT32_BY_OPERATION), strict=True):
+        if [read() for read, _ in newest] != float32[-len(newest) :]:
+            for value, (_, write) in zip(float32, (*FLOAT32, *FLOAT32_BY_OPERATION), strict=True):
                 write(value)
-        torch.set_rng_state(self._random)
+        torch.set_rng_state(random_state)
         if "numpy.random" in sys.modules:  # loaded by a test; it was seeded with noise then
             sys.modules["numpy.random"].seed()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            torch.cuda.set_stream(torch.cuda.default_stream(self.device))
-            torch.cuda.manual_seed(self._cuda_seed)  # unlike reading its state this does not wait for the GPU
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.cuda.set_stream(torch.cuda.default_stream(device))
+            torch.cuda.manual_seed(cuda_seed)  # unlike reading its state this does not wait for the GPU
+
+    return put_back
