@@ -1,9 +1,9 @@
 """Folders of runs on many nodes that are not here, with those of their nodes in them, written as runs write them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from pytest_gpufleet.model import codec, events
+from pytest_gpufleet.model import events
 from pytest_gpufleet.model.gpu import joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
@@ -68,10 +68,10 @@ def cluster(folder, limits, ends=None, *, hosts=HOSTS, wanted=3, values=None, ot
     evidence = Evidence(folder / "evidence.jsonl")
     given = profile.choose(limits, [runs.UNKNOWN])
     assert given is not None
-    evidence.add(events.RunHeader(**header(found, wanted, given.name)))
+    evidence.add(header(found, wanted, given.name))
     evidence.add(events.SuiteSeen(manifest=SUITE))
     evidence.add(events.TopologyFound(nodes=[runs.topology(node.host) for node in found]))
-    evidence.add(events.ProfileGiven(profile=asdict(as_given(given, [runs.UNKNOWN]))))
+    evidence.add(events.ProfileGiven(profile=as_given(given, [runs.UNKNOWN])))
     for number, why in ends.lost.items():
         evidence.add(events.NodeLost(node=number, why=why))
     for number, why in ends.left_out.items():
@@ -96,13 +96,12 @@ def cluster(folder, limits, ends=None, *, hosts=HOSTS, wanted=3, values=None, ot
 
 
 def header(nodes, wanted, profile_name):
-    return {
-        "schema": events.SCHEMA, "host": nodes[0].host, "nodes": codec.plain(nodes), "utc": "2026-11-21T01:40:06+00:00",
-        "command": f"pytest acceptance/ --nodes {wanted} --gpus 4", "level": "standard", "gpus": "4",
-        "rehearsal": False, "ranks": 4 * len(nodes), "profile": profile_name, "profile_sha256": None,
-        "environment": {}, "python": "3.12.3", "pytest": "9.2.0", "plugin": SUITE.version,
-        "nodes_wanted": wanted, "transport": "ray 2.60.0", "secured": "token", "interfaces": ["eth0"] * len(nodes),
-    }  # fmt: skip
+    return events.RunHeader(
+        host=nodes[0].host, nodes=nodes, utc="2026-11-21T01:40:06+00:00", gpus="4", ranks=4 * len(nodes),
+        command=f"pytest acceptance/ --nodes {wanted} --gpus 4", profile=profile_name, python="3.12.3", pytest="9.2.0",
+        plugin=SUITE.version, nodes_wanted=wanted, transport="ray 2.60.0", secured="token",
+        interfaces=("eth0",) * len(nodes),
+    )  # fmt: skip
 
 
 def topology(*hosts):
@@ -111,7 +110,7 @@ def topology(*hosts):
 
 def begun(hosts, wanted, profile_name, machines=()):
     """A run on nodes with 4 GPUs each that has just begun. `machines`: which they are, if not those of these names."""
-    first = codec.typed(header(nodes(hosts), wanted, profile_name), events.RunHeader)
+    first = header(nodes(hosts), wanted, profile_name)
     return Record.of(first, events.TopologyFound(nodes=[runs.topology(name) for name in machines or hosts]))
 
 
@@ -127,8 +126,6 @@ def _between(evidence, given, values):
         Measurement(BETWEEN, dict(values), UNDER), given, evidence.record.topology, check_id, rehearsal=False
     )
     evidence.add(events.Judged(finding=finding))
-    failed = finding.state == "missed"
-    check = events.Check(
-        check_id, "failed" if failed else "passed", 3.0, "Nodes reach each other", failed_by="limits" if failed else ""
-    )
-    evidence.add(events.CheckFinished(check=asdict(check)))
+    outcome, failed_by = ("failed", "limits") if finding.state == "missed" else ("passed", "")
+    check = events.Check(check_id, outcome, 3.0, "Nodes reach each other", failed_by=failed_by)
+    evidence.add(events.CheckFinished(check=check))

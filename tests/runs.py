@@ -1,6 +1,6 @@
 """Folders of runs on machines that are not here, written as a run writes them: through Evidence, judged for real."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -86,18 +86,9 @@ def topology(host="node7", model=UNKNOWN, driver="580.159.04", gpus=4, **facts):
 
 
 def record(
-    folder,
-    host="node7",
-    values=None,
-    limits=None,
-    failed=None,
-    machine=None,
-    ends=True,
-    utc="2026-11-21T01:40:06+00:00",
-    without="no file",
-    suite=SUITE,
-    readings=TELEMETRY,
-):
+    folder, host="node7", values=None, limits=None, failed=None, machine=None, ends=True,
+    utc="2026-11-21T01:40:06+00:00", without="no file", suite=SUITE, readings=TELEMETRY,
+):  # fmt: skip
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
     the file whose checks did not run. `readings`: the readings of telemetry."""
@@ -106,16 +97,15 @@ def record(
     evidence = Evidence(folder / "evidence.jsonl")
     limit = profile.choose(limits, (gpu.name for gpu in machine.gpus))
     evidence.add(events.RunHeader(
-        schema=events.SCHEMA, host=host, utc=utc, command="pytest acceptance/ --gpus 4", level="standard",
-        gpus="4", rehearsal=False, ranks=4, profile=limit.name if limit else None, profile_sha256=None, environment={},
-        python="3.12.3", pytest="9.2.0", plugin=SUITE.version,
+        host=host, utc=utc, command="pytest acceptance/ --gpus 4", gpus="4", ranks=4, python="3.12.3", pytest="9.2.0",
+        profile=limit.name if limit else None, plugin=SUITE.version,
     ))  # fmt: skip
     evidence.add(events.SuiteSeen(manifest=suite))
     evidence.add(events.TopologyFound(nodes=[machine]))
     evidence.add(events.Judging(formula=FORMULA))
     evidence.add(events.Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
     if limits and limit:
-        evidence.add(events.ProfileGiven(profile=asdict(as_given(limit, (gpu.name for gpu in machine.gpus)))))
+        evidence.add(events.ProfileGiven(profile=as_given(limit, (gpu.name for gpu in machine.gpus))))
     for check in (each for each in _checks() if without not in each.id):
         evidence.add(events.CheckStarted(check=check.id))
         findings = [
@@ -132,7 +122,7 @@ def record(
             check = replace(check, outcome="failed", message=message, failed_by="limits")
         if check.id in failed:
             check = replace(check, outcome="failed", message=check.message or "broken", failed_by=failed[check.id])
-        evidence.add(events.CheckFinished(check=asdict(check)))
+        evidence.add(events.CheckFinished(check=check))
     if ends:
         verdict, reasons = conclude(evidence.record)
         evidence.add(events.Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))

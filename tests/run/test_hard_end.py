@@ -12,9 +12,10 @@ from pytest_gpufleet.verdict.verdict import DEADLINE
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import FILES, REPORTS, rehearsal
 from tests.run.test_orphans import controller
+from tests.run.test_webhook import receiver
 from tests.waiting import comes_true
 
-__all__ = ["controller"]
+__all__ = ["controller", "receiver"]
 
 # The clock of the run stands still until a test moves it: to a day less the time that is left.
 CLOCK = """
@@ -91,8 +92,10 @@ def test_a_hang_on_a_rank_ends_in_time_with_a_report(late):
 
 
 @pytest.mark.parametrize(("hang", "first", "status"), [(SWALLOWS, "time.sleep(1)", 10), (HOLDS, "assert False", 1)])
-def test_a_controller_that_cannot_end_is_ended_and_what_had_failed_stays_failed(late, hang, first, status):
-    run = late(HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", first), "--fleet-prometheus=told.prom")
+def test_a_controller_that_cannot_end_is_ended_and_what_had_failed_stays_failed(late, hang, first, status, receiver):
+    receiver.statuses += [503]  # for which there is no second try in the last seconds
+    module = HANGS_HERE.replace("HANG\n", f"{hang}\n").replace("FIRST", first)
+    run = late(module, "--fleet-prometheus=told.prom", "--fleet-webhook", receiver.url)
     assert (run.status, run.record.broken) == (status, DEADLINE), run.text
     assert run.outcomes == {"test_first": "failed" if status == 1 else "passed"}
     assert run.record.lasted >= run.check("test_first").seconds  # of the run, not of its supervisor's last seconds
@@ -101,6 +104,7 @@ def test_a_controller_that_cannot_end_is_ended_and_what_had_failed_stays_failed(
     assert json.loads((folder / "summary.json").read_text())["exit_status"] == status
     assert 'gpufleet_exit_status{host="' in (run.root / "told.prom").read_text()
     assert main(["verify", str(folder)]) == 0
+    assert len(receiver.heard) == 1
 
 
 def test_a_report_that_cannot_be_written_leaves_the_verdict_that_was_told(late):

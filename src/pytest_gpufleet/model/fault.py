@@ -27,7 +27,7 @@ class Code:
     category: str
     action: Action
     message: str
-    next_step: str
+    next_step: str = "Do what the check's text says"
     explains: tuple[str, ...] = ()
 
 
@@ -89,8 +89,7 @@ _CODES = (
          "Look at cable, transceiver and switch port: `ibstat`"),
     Code(128, "memory_occupied", "occupied memory", "TRIAGE", "memory of this GPU is not free",
          "End the process that holds it (`nvidia-smi` lists it); without one, reset the GPU"),
-    Code(129, "fact_unexpected", "identity", "TRIAGE", "a property or setting of this GPU is not as expected",
-         "Do what the check's text says"),
+    Code(129, "fact_unexpected", "identity", "TRIAGE", "a property or setting of this GPU is not as expected"),
     Code(130, "pcie_slot_narrow", "link", "TRIAGE", "the PCIe slot has fewer lanes than the GPU",
          "Move the GPU to a slot with all its lanes, or look at riser and cable; if it was ordered like this, "
          "put pcie_width into the facts of a profile"),
@@ -397,10 +396,8 @@ _CODES = (
          "If one GPU is named, replace it; if all are, look at the exactness of collectives, and at the versions of "
          "torch and CUDA"),
     # ---------------------------------------------------------------- 4xx performance
-    Code(401, "limit_missed", "performance", "TRIAGE", "a measurement is outside its limit",
-         "Do what the check's text says"),
-    Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers",
-         "Do what the check's text says"),
+    Code(401, "limit_missed", "performance", "TRIAGE", "a measurement is outside its limit"),
+    Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers"),
     Code(403, "straggler", "performance", "CONFIG", "straggler: the process of this GPU makes all others wait",
          "Look for what else runs on the processors that it may use"),
     Code(404, "links_slow", "performance", "TRIAGE", "every link of this GPU is slow",
@@ -461,7 +458,7 @@ _CODES = (
     Code(614, "slower_than_before", "performance", "TRIAGE", "a measurement is worse than before the repair",
          "Look at what the repair touched: cooler, power cable, riser, cable"),
     # ---------------------------------------------------------------- 9xx an author's own assertions
-    Code(901, "check_failed", "check", "TRIAGE", "a check failed", "Do what the check's text says"),
+    Code(901, "check_failed", "check", "TRIAGE", "a check failed"),
 )
 # fmt: on
 

@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -84,7 +84,7 @@ class Measurement:
             object.__setattr__(self, "definition", METRICS[self.metric])
         values = _by_place(self.values, float, number, f"the value of {self.metric}")
         samples = _by_place(self.samples, tuple, numbers, f"the samples of {self.metric}")
-        states = _by_place(self.gpu_states, GpuState, _state, f"the state of the GPUs of {self.metric}")
+        states = _by_place(self.gpu_states, GpuState, None, f"the state of the GPUs of {self.metric}")
         _settle(self, self.metric, values=values, samples=samples, gpu_states=states)
 
     @property
@@ -129,7 +129,7 @@ def _settle(made: Reading | Measurement, name: str, **checked: Any) -> None:
         object.__setattr__(made, attribute, value)
 
 
-def _by_place(given: Mapping[Any, Any], kind: Any, checked: Callable[[Any, str], Any], what: str) -> dict[Where, Any]:
+def _by_place(given: Mapping[Any, Any], kind: Any, checked: Any, what: str) -> dict[Where, Any]:
     """`kind`: of the values of which nothing is to be checked, as of nearly all; of a tuple all must be floats."""
     if not isinstance(given, Mapping):
         raise TypeError(f'{what} must be given by place, like {{"gpu0": 1.5}}, not {reprlib.repr(given)}')
@@ -137,12 +137,10 @@ def _by_place(given: Mapping[Any, Any], kind: Any, checked: Callable[[Any, str],
     found = {}
     for at, value in given.items():
         fine = type(value) is kind and (kind is not tuple or all(type(each) is float for each in value))
+        if not fine and checked is None:
+            raise TypeError(f"{what} must be a {kind.__name__}, not {reprlib.repr(value)}")
         found[at if isinstance(at, Where) else _where(at, where)] = value if fine else checked(value, f"{what} at {at}")
     return found
-
-
-def _state(given: Any, what: str) -> GpuState:
-    raise TypeError(f"{what} must be a GpuState, not {reprlib.repr(given)}")
 
 
 def _where(given: Any, what: str) -> Where:

@@ -210,10 +210,8 @@ class Record:
     def _note(self, event: events.NodeLost | events.NodeLeftOut | events.NodeFinished) -> None:
         if event.node not in self.hosts:
             raise ValueError(f"the run has no node {event.node}")
-        kept: dict[type, dict[int, Any]] = {
-            events.NodeLost: self.lost, events.NodeLeftOut: self.left_out, events.NodeFinished: self.finished,
-        }  # fmt: skip
-        kept[type(event)][event.node] = event
+        kept: dict[type, Any] = {events.NodeLost: self.lost, events.NodeLeftOut: self.left_out}
+        kept.get(type(event), self.finished)[event.node] = event
 
     def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""

@@ -49,7 +49,8 @@ def summarize(run: Run) -> None:
     if run.options.webhook and made and not run.never_began:
         from pytest_gpufleet.run import webhook  # urllib.request takes long to import
 
-        why = webhook.post(run.options.webhook, made[0], digest, 1 if run.interruption.heard else webhook.TRIES)
+        in_haste = run.interruption.heard or run.interruption.overdue
+        why = webhook.post(run.options.webhook, made[0], digest, 1 if in_haste else webhook.TRIES)
         said = f"was not posted ({why}); the verdict stays" if why else "was posted"
         run.tell(f"--fleet-webhook: the summary {said}")
     if run.options.keep and not run.never_began:

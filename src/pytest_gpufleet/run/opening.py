@@ -3,7 +3,7 @@
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -180,18 +180,10 @@ def _never_end_with_0(run: Run) -> None:
 
 def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, TopologyFound, MachineRead]:
     """What evidence says first, with aliases if these are wanted: what one of them names has its alias in all."""
-    nodes, machines, topologies = map(list, zip(*run.target.node_facts, strict=True))
-    header = run.cluster_header(_header(run, arguments, nodes))
-    first = header, TopologyFound(nodes=topologies), MachineRead(nodes=machines)
-    if run.options.nodes is not None and not with_aliases():
-        return first  # what nodes have sent is as evidence has it, and in memory once
-    return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
-
-
-def _header(run: Run, arguments: Sequence[str], nodes: Iterable[events.NodeFound]) -> RunHeader:
     options, target, profile, order = run.options, run.target, run.profile, run.order
+    nodes, machines, topologies = map(list, zip(*target.node_facts, strict=True))
     started_by = command_line(arguments)
-    return RunHeader(
+    header = RunHeader(
         host=own_name(), nodes=tuple(nodes), utc=Moment(run.started.isoformat(timespec="seconds")),
         command=started_by.typed(), command_line=started_by,
         level=cast(Level, options.level), burn_in_seconds=run.burn_in_seconds if options.level == "burnin" else 0,
@@ -204,3 +196,7 @@ def _header(run: Run, arguments: Sequence[str], nodes: Iterable[events.NodeFound
         environment=relevant(), python=platform.python_version(), pytest=version("pytest"), plugin=__version__,
         commit=of_checkout(), code=code(), notes=dict(options.notes), language=options.language,
     )  # fmt: skip
+    first = run.cluster_header(header), TopologyFound(nodes=topologies), MachineRead(nodes=machines)
+    if options.nodes is not None and not with_aliases():
+        return first  # what nodes have sent is as evidence has it, and in memory once
+    return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
