@@ -12,9 +12,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
+from _pytest.assertion import util
+from _pytest.config import get_config
+from _pytest.junitxml import xml_key
 from _pytest.logging import DEFAULT_LOG_FORMAT
+from _pytest.terminal import TerminalReporter
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
+from pytest_gpufleet.redaction import clean, clean_screen
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
@@ -88,8 +93,6 @@ class _Clean:
     """A stream for what pytest writes: of it nothing but its own colours steers the terminal."""
 
     def __init__(self, stream: Any, colours: bool) -> None:
-        from pytest_gpufleet.redaction import clean, clean_screen
-
         self._stream, self._clean = stream, clean_screen if colours else clean
 
     def write(self, text: str) -> int:
@@ -112,8 +115,6 @@ def terminal_replaced(config: pytest.Config, stream: object) -> Iterator[None]:
 
 def stop_junit(config: pytest.Config) -> Any:
     """Keep junitxml from writing at the end. Its plugin, if there is one, which can still be called."""
-    from _pytest.junitxml import xml_key
-
     junit = config.stash.get(xml_key, None)
     if junit is not None:
         del config.stash[xml_key]  # by which it would be unregistered again
@@ -123,8 +124,6 @@ def stop_junit(config: pytest.Config) -> Any:
 
 def junit_property(config: pytest.Config, name: str, value: str) -> None:
     """A property of all of junit.xml, as record_testsuite_property makes them, which is a fixture only."""
-    from _pytest.junitxml import xml_key
-
     if (junit := config.stash.get(xml_key, None)) is not None:
         junit.add_global_property(name, value)
 
@@ -159,14 +158,12 @@ def teach_endings() -> None:
 
 def prepare() -> None:
     """Called on each rank when it starts: assertions explain themselves there, and what ends a test there ends it."""
-    import _pytest.assertion.util
-
     teach_endings()
     # What no handler of a test takes is among what a rank prints, in pytest's words.
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(logging.Formatter(str(DEFAULT_LOG_FORMAT)))
         logging.lastResort.setLevel(logging.NOTSET)
-    _pytest.assertion.util._reprcompare = _explain
+    util._reprcompare = _explain
 
 
 def _explain(operator: str, left: object, right: object) -> str | None:
@@ -181,9 +178,6 @@ def _explain(operator: str, left: object, right: object) -> str | None:
 @cache
 def _config() -> pytest.Config:
     """Made when the first assertion fails; the variables keep the plugins of others out of it."""
-    from _pytest.config import get_config
-    from _pytest.terminal import TerminalReporter
-
     os.environ.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTEST_ADDOPTS="", PYTEST_PLUGINS="")
     config = get_config(arguments := ["-c", os.devnull, "--noconftest", "-vv"])
     config.parse(arguments)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,8 +82,6 @@ def note_requirements(config: pytest.Config, run: Run) -> None:
 def into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
     """As properties of the whole file: by the schema that Jenkins reads it with (junit-10.xsd of its plugin xUnit) a
     test case has none."""
-    from pytest_gpufleet.redaction import redacted
-
     for name, value in named:
         compat.junit_property(config, f"{check} {name}".strip(), redacted(value))
 

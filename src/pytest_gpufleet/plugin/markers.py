@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import HOST_IS_KEPT, RUN
 
@@ -70,8 +71,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     markers = [*item.iter_markers("needs")]
     if run.options.listing or not (uses_ranks(item) or (markers and run.options.asked)):
         return  # without our options and fixtures the marker is somebody else's
-    from pytest_gpufleet.model.endings import not_applicable
-
     needs_any = run.options.asked and (uses_ranks(item) or any(marker.kwargs.get("gpus") for marker in markers))
     if needs_any and not run.target.size:  # the first of them fails for it, and the others do not run
         from pytest_gpufleet.model.fault import Fault, Faults

@@ -8,15 +8,27 @@ import math
 import os
 from collections.abc import Generator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpufleet import lazy, redaction
 from pytest_gpufleet.plugin import compat, fixtures, listeners, markers, options, supervision, terminal
 from pytest_gpufleet.plugin.compat import MISSED, ON_RANKS, RUN, SUPERVISED
 from pytest_gpufleet.plugin.markers import MARKERS, OF_THE_SUITE
 from pytest_gpufleet.plugin.terminal import SCREEN, Screen
 from pytest_gpufleet.run.run import Run
+
+if TYPE_CHECKING:
+    from pytest_gpufleet.model import events, fault, suite
+    from pytest_gpufleet.plugin import assertions, on_nodes, report_files, spmd
+    from pytest_gpufleet.run import cluster_run, conclusion, opening
+    from pytest_gpufleet.verdict import verdict
+else:
+    events, fault, suite = lazy("model", "events", "fault", "suite")
+    assertions, on_nodes, report_files, spmd = lazy("plugin", "assertions", "on_nodes", "report_files", "spmd")
+    cluster_run, conclusion, opening = lazy("run", "cluster_run", "conclusion", "opening")
+    (verdict,) = lazy("verdict", "verdict")
 
 pytest_addoption = options.add
 
@@ -33,11 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS if config.option.markers else (*MARKERS, *OF_THE_SUITE):
         config.addinivalue_line("markers", marker)
     screen = config.stash[SCREEN] = Screen()
-    asked, kind = options.from_config(config), Run
-    if asked.nodes is not None and asked.makes_a_run:
-        from pytest_gpufleet.run.cluster_run import ClusterRun
-
-        kind = ClusterRun
+    asked = options.from_config(config)
+    kind = cluster_run.ClusterRun if asked.nodes is not None and asked.makes_a_run else Run
     until = config.stash[SUPERVISED].until if SUPERVISED in config.stash else math.inf
     run = config.stash[RUN] = kind(asked, screen.tell, compat.prepare, until)
     run.hear_fault = partial(listeners.announce_fault, config)
@@ -68,32 +77,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
-    from pytest_gpufleet.plugin.report_files import ReportFiles
-    from pytest_gpufleet.run.opening import open_run
-
-    report_files = ReportFiles(run, config)
-    open_run(run, config.invocation_params.args)
-    assert run.evidence is not None
+    files = report_files.ReportFiles(run, config)
+    opening.open_run(run, config.invocation_params.args)
     if SUPERVISED in config.stash:
         os.write(config.stash[SUPERVISED].pipe, os.fsencode(run.folder.path.absolute()))
-    report_files.put_into_the_folder()
+    files.put_into_the_folder()
     # Of hooks that are called last, the first one registered is called last.
-    config.pluginmanager.register(report_files, "gpufleet-report-files")
+    config.pluginmanager.register(files, "gpufleet-report-files")
     if run.options.nodes is not None:
-        from pytest_gpufleet.plugin.on_nodes import OnNodes
-        from pytest_gpufleet.run.cluster_run import ClusterRun
-
-        assert isinstance(run, ClusterRun)
-        config.pluginmanager.register(OnNodes(run), "gpufleet-on-nodes")
+        assert isinstance(run, cluster_run.ClusterRun)
+        config.pluginmanager.register(on_nodes.OnNodes(run), "gpufleet-on-nodes")
 
 
 @pytest.hookimpl(trylast=True, optionalhook=True)
 def pytest_metadata(metadata: dict[str, Any], config: pytest.Config) -> None:
     """What pytest-metadata took from the environment of a CI server and the command line, without secrets."""
     if options.from_config(config).asked:
-        from pytest_gpufleet.redaction import variable
-
-        metadata.update({name: variable(name, text) for name, text in metadata.items() if isinstance(text, str)})
+        texts = {name: text for name, text in metadata.items() if isinstance(text, str)}
+        metadata.update({name: redaction.variable(name, text) for name, text in texts.items()})
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -108,9 +109,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
         status = 0
     run = config.stash.get(RUN, None)
     if status == 0 and run is not None and run.evidence is not None:
-        from pytest_gpufleet.run.conclusion import INCOMPLETE
-
-        return INCOMPLETE if run.exit_status is None else run.exit_status
+        return conclusion.INCOMPLETE if run.exit_status is None else run.exit_status
     return status
 
 
@@ -142,10 +141,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     run, of_the_suite = item.config.stash[RUN], False
     run.interruption.before_test()
     if run.evidence is not None:
-        from pytest_gpufleet.model import suite
-        from pytest_gpufleet.model.events import CheckStarted
-
-        run.record(CheckStarted(check=item.nodeid))
+        run.record(events.CheckStarted(check=item.nodeid))
         of_the_suite = suite.belongs(item.path)
     run.ranks.begin_test(item.nodeid, of_the_suite, fresh=item.get_closest_marker("fresh_world") is not None)
 
@@ -156,8 +152,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     __tracebackhide__ = True
     if not markers.is_spmd(pyfuncitem):
         return None
-    from pytest_gpufleet.plugin import spmd
-
     ranks = pyfuncitem.config.stash[RUN].ranks
     pyfuncitem.stash[ON_RANKS] = True
     spmd.run_body(pyfuncitem, ranks.world(with_group=markers.ours(pyfuncitem, "nccl_group")))
@@ -177,18 +171,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         why = "this spmd test ran on no rank: another plugin has called its body"
         ended = pytest.fail.Exception(why, pytrace=False)
     failed = not (ended is None or isinstance(ended, compat.NO_FAILURE))
-    if MISSED in item.stash:
-        from pytest_gpufleet.plugin.assertions import limit_missed
-
-        if (missed := limit_missed(item)) and not failed:
-            missed.only, ended, failed = ended is None, missed, True
+    if MISSED in item.stash and (missed := assertions.limit_missed(item)) and not failed:
+        missed.only, ended, failed = ended is None, missed, True
     if faults := run.check_health(item.nodeid, failed=failed):
-        from pytest_gpufleet.model.fault import Faults
-
+        worse = fault.Faults(faults)
         if failed:
-            item.add_report_section("call", "GPU health", str(Faults(faults)))
+            item.add_report_section("call", "GPU health", str(worse))
         else:
-            ended = Faults(faults)
+            ended = worse
     if ended is not None:
         raise ended
 
@@ -204,13 +194,9 @@ def pytest_runtest_makereport(
     report = yield
     run = item.config.stash[RUN]
     if error is not None and run.ranks.in_use is not None:
-        from pytest_gpufleet.plugin import spmd
-
         spmd.explain(item, error, report)
     if run.evidence is not None:
-        from pytest_gpufleet.plugin.report_files import keep
-
-        keep(item, report, error)
+        report_files.keep(item, report, error)
     return report
 
 
@@ -218,9 +204,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[RUN]
     if run.evidence is not None:
-        from pytest_gpufleet.run import conclusion
-        from pytest_gpufleet.verdict.verdict import CUT_SHORT
-
-        run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in CUT_SHORT))
+        cut_short = session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT
+        run.finish(cut_short=bool(cut_short))
         session.exitstatus = run.exit_status = conclusion.conclude(run, exitstatus)
         listeners.note_requirements(session.config, run)

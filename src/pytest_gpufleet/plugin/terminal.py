@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
+from pytest_gpufleet import lazy
 from pytest_gpufleet.model.language import in_language, say, some
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import RUN
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
     from pytest_gpufleet.model.gpu import GpuTopology
     from pytest_gpufleet.model.measurement import Sample
-    from pytest_gpufleet.report.terminal.live import Below
+    from pytest_gpufleet.report.terminal import live, summary_lines
+    from pytest_gpufleet.verdict import verdict
+    from pytest_gpufleet.verdict.fleet import host_runs
+else:
+    live, summary_lines = lazy("report", "terminal.live", "terminal.summary_lines")
+    host_runs, verdict = lazy("verdict", "fleet.host_runs", "verdict")
 
 
 class Screen:
@@ -33,7 +39,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
-        self._below: Below | None = None
+        self._below: live.Below | None = None
         self.sample: Sample | None = None  # that the table shows
 
     def open(self, config: pytest.Config, stack: ExitStack) -> None:
@@ -61,10 +67,11 @@ class Screen:
 
     def draw(self, topology: GpuTopology, reports: Path, config: pytest.Config, stack: ExitStack) -> None:
         """Keep a table of all GPUs below everything else, until `stack` is closed."""
-        from pytest_gpufleet.report.terminal.live import AROUND, running_check, table
 
-        shown = lambda: table(self.sample, topology, running_check(reports)) if self.sample else ""  # noqa: E731
-        self._keep_below(shown, len(topology.gpus) + AROUND, config, stack)
+        def shown() -> RenderableType:
+            return live.table(self.sample, topology, live.running_check(reports)) if self.sample else ""
+
+        self._keep_below(shown, len(topology.gpus) + live.AROUND, config, stack)
 
     def draw_nodes(self, now: Callable[[], str], config: pytest.Config, stack: ExitStack) -> None:
         """Keep a line on what many nodes are at below everything else, until `stack` is closed."""
@@ -76,11 +83,9 @@ class Screen:
     def _keep_below(
         self, shown: Callable[[], RenderableType], lines: int, config: pytest.Config, stack: ExitStack
     ) -> None:
-        from pytest_gpufleet.report.terminal.live import Below, has_room
-
         captured = config.getoption("capture", "no") == "fd"  # else tests write there too
-        if captured and has_room(self._stream, lines):
-            self._below = stack.enter_context(Below(self._stream, shown))
+        if captured and live.has_room(self._stream, lines):
+            self._below = stack.enter_context(live.Below(self._stream, shown))
             self._replaced = stack.enter_context(ExitStack())
             self._replaced.callback(setattr, self, "_below", None)
             self._replaced.enter_context(compat.terminal_replaced(config, self._below))
@@ -92,8 +97,6 @@ class Screen:
 
     def progress(self, seconds: float) -> Callable[[float, Any], None]:
         """tell(seconds done, latest sample) writes how far something long is, unless the table says so."""
-        from pytest_gpufleet.report.terminal import live
-
         return live.teller(self._stream, seconds, lambda: self._below is not None)
 
 
@@ -110,18 +113,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     resumed = f"; {len(run.carried)} checks carried over from {run.options.resume}" if run.options.resume else ""
     lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
-    from pytest_gpufleet.verdict.fleet.host_runs import one_host
-
     header = run.evidence.record.run
     if header.transport:
         names = [node.host for node in header.nodes]
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
         lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
-        return [*lines, *one_host(run.evidence.record)]
-    from pytest_gpufleet.report.terminal.summary_lines import software
-
-    return [*lines, *software(run.evidence.record)]
+        return [*lines, *host_runs.one_host(run.evidence.record)]
+    return [*lines, *summary_lines.software(run.evidence.record)]
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
@@ -137,9 +136,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     run = config.stash[RUN]
     if run.evidence is None:
         return
-    from pytest_gpufleet.report.terminal import summary_lines
-    from pytest_gpufleet.verdict.verdict import RESUMABLE
-
     record, wrong = run.evidence.record, {"red": True}
     terminalreporter.section("gpufleet", sep="=")
     if run.never_began:
@@ -150,7 +146,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     with in_language(record.run.language):
         lines = summary_lines.summary_lines(record, str(run.folder), config.get_verbosity() > 0, shown)
         lines += [(trouble, wrong) for trouble in run.unwritten]
-        if record.of_cluster and record.broken in RESUMABLE:  # else it is among those lines
+        if record.of_cluster and record.broken in verdict.RESUMABLE:  # else it is among those lines
             lines.append((f"go on with: --fleet-resume {run.folder}", {}))
         if removed:
             lines.append((f"removed by --fleet-keep: {', '.join(removed)}", {}))
