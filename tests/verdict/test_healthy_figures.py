@@ -119,35 +119,6 @@ def test_host_links_without_an_nvswitch_differ_by_more():
     assert judge(measured, profile, machine, "x", rehearsal=False).slower_than_peers == {}
 
 
-# Per cent, on 8 GPUs with 275 comparisons: machines and GPUs that were seen, how much they differ within a machine and
-# between machines, and by how much a GPU may be worse than the others and a machine than its reference.
-LINES = [
-    ("gemm", "", (5, 16), (0.48, 0.27), (4.9, 6.9)),
-    ("gemm", "", (5, 16), (1.06, 0.68), (6.4, 7.7)),
-    ("gemm", "", (5, 16), (0.86, 1.03), (5.8, 7.9)),
-    ("gemm", "", (5, 16), (1.32, 1.5), (7.3, 9.2)),
-    ("solo_train_throughput", "", (6, 17), (0.63, 0.67), (5.1, 7.0)),
-    ("memory_bandwidth", "same", (6, 17), (0.03, 0.03), (0.5, 0.55)),
-    ("pair_bandwidth", "", (4, 14), (0.03, 0.06), (0.5, 0.6)),
-    ("busbw", "", (3, 4), (0.0, 0.03), (None, 3.1)),
-    ("all_gather", "", (3, 4), (0.0, 0.65), (None, 7.6)),
-]
-
-
-@pytest.mark.parametrize(("metric", "part", "seen", "differ", "lines"), LINES)
-def test_the_defaults_give_the_lines_that_the_recorded_machines_were_tried_with(metric, part, seen, differ, lines):
-    under = {"collective": metric, "link": "NVLink"}
-    measurement = Measurement("busbw" if metric == "all_gather" else metric, {"gpu0": 1.0}, under)
-    machines, gpus = seen
-    within, between = (each / 100 for each in differ)
-    row = SpreadRow(measurement.metric, within, between, machines, gpus)
-    known = replace(of_every_gpu(), spreads=(row,)).spread_for(measurement, "nvswitch", part)
-    gpu_floor, machine_floor = lines
-    assert 100 * known.machine_line(machines, 8, 275).at == pytest.approx(machine_floor, abs=0.3)
-    if gpu_floor:
-        assert 100 * known.gpu_line(8, 275).at == pytest.approx(gpu_floor, abs=0.3)
-
-
 def _subsets(measurement):
     gpus = sorted({part for place in measurement.values for part in place.parts})
     for size in range(2, len(gpus) + 1):

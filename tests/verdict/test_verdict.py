@@ -16,7 +16,7 @@ from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu, read as at
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
-from pytest_gpufleet.verdict.gaps import Gap, missing_places, newer, reasons
+from pytest_gpufleet.verdict.gaps import Gap, newer, reasons, without_figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import Profile, for_gpu
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
@@ -324,10 +324,11 @@ def test_a_figure_that_is_missing_for_some_places_leaves_a_gap(of, found, left_o
     ]
     nodes = tuple(NodeFound(number, f"gf{number}") for number in range(3))
     run = RunHeader() if left_out is None else RunHeader(nodes=nodes, transport="local")
-    record = Record(run=run, topology=machine(*["Card"] * 4), findings=findings)
+    passed = {check: Check(check, "passed", 1.0)}
+    record = Record(run=run, topology=machine(*["Card"] * 4), findings=findings, checks=passed)
     record.left_out = {number: NodeLeftOut(node=number, why="another driver") for number in left_out or ()}
-    why = f"no measurement of {metric} at {missing}"
-    assert [*missing_places(record)] == ([Gap("without figures", check, why)] if missing else [])
+    gap = Gap("without figures", check, f"no measurement of {metric} at {missing}")
+    assert [each for each in without_figures(record) if each.why.startswith("no")] == [gap] * bool(missing)
 
 
 def test_one_gpu_leaves_no_figures_of_several():

@@ -114,7 +114,7 @@ def _of_level(record: Record) -> Iterator[Gap]:
         yield Gap("below the basis", finding.check, why, finding)
     yield from _ended(record, "skipped")
     yield from (gap for gap in _ended(record, "not applicable") if record.suite.known_as(gap.subject) in record.again)
-    yield from (*_left_out(record), *without_figures(record), *missing_places(record))
+    yield from (*_left_out(record), *without_figures(record))
 
 
 def inapplicable(record: Record) -> list[Gap]:
@@ -150,38 +150,29 @@ def _left_out(record: Record) -> Iterator[Gap]:
 
 
 def without_figures(record: Record) -> Iterator[Gap]:
-    """The checks of the suite that passed and did not leave what they are there for. Of many nodes, those between them:
-    each node's own run has the figures of the others."""
-    several, suite = len(record.topology.gpus) > 1, record.suite
-    left = {(levels.case_name(finding.check), finding.measurement.metric) for finding in record.findings}
-    for check in record.checks.values():
-        name, case = levels.check_name(check.id), levels.case_name(check.id)
-        elsewhere = record.of_cluster and not suite.between_nodes(name)
-        if check.outcome == "passed" and name in suite.checks and not elsewhere:
-            for metric in suite.checks[name].metrics(several):
-                if (case, metric) not in left:
-                    yield Gap("without figures", case, say("passed and left no measurement of {metric}", metric=metric))
-
-
-def missing_places(record: Record) -> Iterator[Gap]:
-    """Where a figure that a check is there for was measured on a part of the GPUs, of their pairs or of the nodes; on
-    one machine, under any of its conditions. What is only shown may be of one GPU alone."""
-    known, gpus = record.suite.checks, {gpu.place for gpu in record.topology.gpus}
+    """What the checks of the suite that passed are there for and did not leave: any measurement, or one of each GPU,
+    pair of them or node; on one machine, under any of its conditions. What is only shown may be of one GPU alone. Of
+    many nodes, of the checks between them: each node's own run has the measurements of the others."""
+    several, suite, gpus = len(record.topology.gpus) > 1, record.suite, {gpu.place for gpu in record.topology.gpus}
     there = record.hosts.keys() - record.lost.keys() - record.left_out.keys() if record.of_cluster else ()
     nodes = {Place(node, "node") for node in there}
-    measured: dict[tuple[str, str], dict[object, set[Where]]] = defaultdict(lambda: defaultdict(set))
+    left: dict[tuple[str, str], dict[object, set[Where]]] = defaultdict(lambda: defaultdict(set))
     for finding in record.findings:
-        metric, name = finding.measurement.metric, levels.check_name(finding.check)
         under = finding.measurement.conditions
-        of_all = not nodes or under.get("nodes", len(nodes)) == len(nodes)
-        if of_all and finding.state != "for information" and name in known and metric in known[name].metrics(True):
+        of_check = left[levels.case_name(finding.check), finding.measurement.metric]
+        if finding.state != "for information" and (not nodes or under.get("nodes", len(nodes)) == len(nodes)):
             alike = frozenset(each for each in under.items() if not nodes and each[0] not in OF_PLACES)
-            measured[finding.check, metric][alike] |= finding.measurement.values.keys()
-    for (check, metric), groups in measured.items():
-        if missing := set[Where]().union(*(_beside(places, gpus, nodes) for places in groups.values())):
-            where = some(list(map(str, sorted(missing))), MOST_CASES)
-            why = say("no measurement of {metric} at {places}", metric=metric, places=where)
-            yield Gap("without figures", levels.case_name(check), why)
+            of_check[alike] |= finding.measurement.values.keys()
+    passed = [check.id for check in record.checks.values() if check.outcome == "passed" and suite.contains(check.id)]
+    for check in (each for each in passed if suite.between_nodes(each) or not record.of_cluster):
+        case = levels.case_name(check)
+        for metric in suite.checks[levels.check_name(check)].metrics(several):
+            if (case, metric) not in left:
+                yield Gap("without figures", case, say("passed and left no measurement of {metric}", metric=metric))
+            elif missing := set[Where]().union(*(_beside(each, gpus, nodes) for each in left[case, metric].values())):
+                where = some(list(map(str, sorted(missing))), MOST_CASES)
+                text = "no measurement of {metric} at {places}"
+                yield Gap("without figures", case, say(text, metric=metric, places=where))
 
 
 def _beside(places: set[Where], gpus: set[Place], nodes: set[Place]) -> set[Where]:

@@ -51,17 +51,9 @@ def network_of(record: Record) -> float | None:
 
 
 def judge(
-    measurement: Measurement,
-    profile: Profile | None,
-    topology: GpuTopology,
-    check: str,
-    *,
-    rehearsal: bool,
-    required: bool = True,
-    measured: Sequence[Measurement] = (),
-    network: float | None = 0.0,
-    comparisons: int = 0,
-) -> Finding:
+    measurement: Measurement, profile: Profile | None, topology: GpuTopology, check: str, *, rehearsal: bool,
+    required: bool = True, measured: Sequence[Measurement] = (), network: float | None = 0.0, comparisons: int = 0,
+) -> Finding:  # fmt: skip
     """Hold a measurement against the limit of the profile that fits it, and each GPU against its peers. `comparisons`:
     how many the run makes (`counted`); 0: those of the shipped suite on these GPUs. `network`: as `network_of` has it.
 
@@ -177,17 +169,13 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     slower = slower_than_peers(measurement, finding.tolerances, topology)
     # Against a floor each place is held by its own value; against what follows from a reference the mean of all that
     # are possible and no slower than their peers, whose fault is none of the machine.
-    values = {at: value for at, value in measurement.values.items() if at not in (slower or {})}
-    alike = {at: value for at, value in values.items() if _possible(value, measurement)}
-    if limit is None or limit.reference is None or not alike:
-        values = dict(measurement.values)
-    else:
-        values |= dict.fromkeys(alike, fmean(alike.values()))
-    missed = tuple(
-        place
-        for place, value in values.items()
-        if not _possible(measurement.values[place], measurement) or (limit and not limit.met_by(value))
-    )
+    values, unlike = dict(measurement.values), slower or {}
+    alike = [at for at, value in values.items() if at not in unlike and _possible(value, measurement)]
+    if limit and limit.reference and alike:
+        mean = fmean(values[at] for at in alike)
+        values = {at: mean if at in alike else value for at, value in values.items() if at not in unlike}
+    impossible = {at for at, value in measurement.values.items() if not _possible(value, measurement)}
+    missed = tuple(at for at, each in values.items() if at in impossible or (limit and not limit.met_by(each)))
     state: State = "met" if limit else "not judged" if finding.required else "for information"
     reason = no_limit if state == "not judged" else ""
     if missed or slower:
@@ -294,13 +282,10 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     return lines
 
 
-# Which figures are measured a second time. The second one counts; both stay on record.
-#
-# A healthy GPU may have been hot from the checks before, or its host busy for a moment, when a figure misses or its
-# samples differ; a fault is there a second time. Of all that is measured again the second figure counts, also of what
-# had met its limit at first and was measured along with another: so nobody can choose between two, and one that misses
-# then is a miss. Full load is put on once more too, so that a GPU is found that is slow once it is hot. Not measured
-# again is what an hour of burn-in and power steps came to, since it would take another hour.
+# What misses, or has samples that differ, is measured once more: a healthy GPU may have been hot from the checks
+# before, or its host busy for a moment; a fault is there a second time. Both stay on record and the second counts, also
+# of what had met its limit at first and was measured along with another: so nobody can choose between two. Full load is
+# put on once more too, so that a GPU is found that is slow once it is hot; burn-in and power steps would take an hour.
 ALONG = "what was measured with it had to be measured again"
 
 
