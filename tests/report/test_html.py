@@ -16,17 +16,17 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import Metric, MiB
-from pytest_gpufleet.model.place import THIS_NODE
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why
-from pytest_gpufleet.report.failures import accused, failures
 from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.verdict import settled
 from tests.report import standard_run
-from tests.report.conftest import written
+from tests.report.conftest import INVENTORY, written
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -61,12 +61,15 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
     assert not [value for name in ("class", "id", "href") for value in every_page.values(name) if "—" in value]
 
 
-def test_a_fault_of_no_check_says_what_to_do(tmp_path):
-    fault = Fault("ecc_uncorrected", (THIS_NODE,), "1 more")
-    record = written(tmp_path, faults=[fault])
-    (failure,) = failures(record, accused(record))
-    assert failure.title.lower() == fault.kind.message.lower()
-    assert fault.kind.next_step in " ".join(failure.advice)
+@pytest.mark.parametrize("check", ["", "acceptance/test_1_inventory.py::test_count"])
+def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_says_what_to_do(tmp_path, check):
+    fault = Fault("ecc_uncorrected", (gpu(5),), "1 more", check=check, watched=bool(check))
+    record = settled(written(tmp_path, faults=[fault], checks=INVENTORY), "")
+    assert why(record) == "No check failed, but a fault was found. Named: GPU 5 (serial node17-S5)."
+    text = " ".join(line for line, _ in summary_lines(record))
+    for part in (fault.kind.message, "GPU-node17-5: 1 more", fault.kind.next_step, "and other faults: 1"):
+        assert part.lower() in text.lower()
+    assert "A check failed, or a fault was found." in Page(html_of(record)).text
 
 
 def test_cause_stands_before_the_figures_that_missed(page_of, bad_gpu):

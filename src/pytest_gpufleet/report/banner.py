@@ -39,7 +39,7 @@ class Stamp(NamedTuple):
 NO_ACCEPTANCE = "No fault of the machine was found, but not all that is required was judged: this is no acceptance."
 ON_CPU = "The suite ran on CPU ranks, without GPUs. Measurements were not judged: a rehearsal never accepts a machine."
 ACCEPTED = Stamp("ACCEPTED", "✓", "green", "Every required check ran, was judged and met its limit.")
-REJECTED = Stamp("REJECTED", "✗", "red", "At least one check failed.")
+REJECTED = Stamp("REJECTED", "✗", "red", "A check failed, or a fault was found.")
 INCOMPLETE = Stamp("INCOMPLETE", "○", "yellow", NO_ACCEPTANCE)
 REHEARSAL = Stamp("REHEARSAL", "◇", "cyan", ON_CPU)
 STAMPS = {stamp.word: stamp for stamp in (ACCEPTED, REJECTED, INCOMPLETE, REHEARSAL)}
@@ -160,8 +160,12 @@ def to_look_at(record: Record) -> dict[int, str]:
 
 def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
     """ "3 of 56 checks failed. Named: GPU 5 (serial 1654124046124) in 2 checks." """
+    ended = said.keys() & {*record.failed}
     of_all = "{failed} of {checks} checks failed." if len(record.checks) != 1 else "{failed} of 1 check failed."
-    failed = say(of_all, failed=len(said), checks=len(record.checks))
+    failed = say(of_all, failed=len(ended), checks=len(record.checks))
+    if len(ended) < len(said):  # while a check ran that passed, or beside all of them
+        beside = say("Faults were found beside them." if ended else "No check failed, but a fault was found.")
+        failed = wording.sentences(failed if ended else "", beside)
     if no_gpu:
         return failed
     unexplained = {check_id: each for check_id, each in said.items() if not each.is_explained}
@@ -181,10 +185,11 @@ def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
     texts = []
     for where, count in times[:MOST_GPUS]:
         gpu, checks = wording.place(where, record.hosts), wording.count(count, "check")
-        texts.append(say("{gpu} ({serial}) in {count}", gpu=gpu, serial=serials[where], count=checks))
+        text = "{gpu} ({serial}) in {count}" if ended else "{gpu} ({serial})"
+        texts.append(say(text, gpu=gpu, serial=serials[where], count=checks))
     if (more := len(times) - MOST_GPUS) > 0:
         texts.append(say("{count} more GPUs in some" if more != 1 else "1 more GPU in some", count=more))
-    nobody = sum(not each.named for each in unexplained.values())
+    nobody = sum(not unexplained[check].named for check in ended & unexplained.keys())
     text = "Named: {gpus}; {count} checks name no single GPU." if nobody else "Named: {gpus}."
     text = "Named: {gpus}; 1 check names no single GPU." if nobody == 1 else text
     return wording.sentences(failed, first, say(text, gpus=say(", ").join(texts), count=nobody), cause)

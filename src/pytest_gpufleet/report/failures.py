@@ -204,7 +204,7 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
 def _failure(
     name: str, ids: Sequence[str], record: Record, accused: Mapping[str, Accused], missed: Sequence[Miss]
 ) -> Failure:
-    checks = [record.checks.get(check_id) or _without_result(check_id, record) for check_id in ids]
+    checks = [_as_failed(check_id, record) for check_id in ids]
     its, described = [accused[check_id] for check_id in ids], record.topology.identity
     named = {where for each in its for where in (*each.named, *each.explained)}
     causes = dict.fromkeys(fault.described(described) for check_id in ids for fault in searched(record, check_id))
@@ -229,14 +229,18 @@ def _failure(
     )
 
 
-def _without_result(check_id: str, record: Record) -> Check:
-    """What stands for a check that left no result: what was found in it."""
+def _as_failed(check_id: str, record: Record) -> Check:
+    """A check as it ended; if it left no message, as one that passed or did not end, with what was found in it."""
     found = [fault for fault in record.faults if fault.check == check_id]
-    kinds = dict.fromkeys(fault.kind for fault in found)
-    title = "" if check_id else say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
+    ended, kinds = record.checks.get(check_id), dict.fromkeys(fault.kind for fault in found)
+    if ended and (ended.message.strip() or not found):
+        return ended
+    meaning = say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
     steps = "\n\n".join(f"{say(kind.next_step)}{say('.')}" for kind in kinds)
     texts = "\n".join(fault.described(record.topology.identity) for fault in found)
-    return Check(check_id, "failed", 0.0, title, steps, texts)
+    if not check_id:
+        return Check(check_id, "failed", 0.0, meaning, steps, texts)
+    return Check(check_id, "failed", 0.0, ended.title if ended else "", steps, f"{meaning}{say(': ')}{texts}")
 
 
 def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:

@@ -45,7 +45,7 @@ SECURED = {
 }
 MEANS = {
     "ACCEPTED": "Every host is ACCEPTED, all are alike, and none is worse than its peers on the others.",
-    "REJECTED": "A host is REJECTED, unlike the others, or worse than its peers on the others.",
+    "REJECTED": "A host is REJECTED, lost, unlike the others or worse than its peers, or a check between hosts failed.",
     "INCOMPLETE": "No fault of a host was found, but the fleet is not complete: this is no acceptance.",
     "REHEARSAL": "All runs are rehearsals on CPU ranks, which say nothing about any GPU.",
 }
@@ -119,8 +119,8 @@ def beside(row: HostRow) -> list[str]:
     facts = [gap.what.partition(": ")[0] for gap in row.gaps if gap.kind == "run otherwise"]
     found = []
     for gap in (gap for gap in row.gaps if gap.kind != "run otherwise"):
-        text = "{hosts} {are}: {why}" if gap.kind in WITH_WHY else "{why}"
-        found.append(say(text, hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what)))
+        why, text = say(gap.what), "{hosts} {are}: {why}"
+        found.append(say(text, hosts=row.host, are=say(WORDS[gap.kind]), why=why) if gap.kind in WITH_WHY else why)
     return found + ([say("its run differs in: {facts}", facts=say(", ").join(map(say, facts)))] if facts else [])
 
 
@@ -269,6 +269,7 @@ class HostsPart:
     hosts' own reports, by folder, where there is one."""
 
     noun: str
+    nouns: str
     fleet: Fleet
     rows: Sequence[HostRow]
     reports: Mapping[str, str]
@@ -321,5 +322,5 @@ def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
         means=MEANS[fleet.verdict],
         basis=basis.in_words(fleet.grades),
         counts=counts(fleet),
-        hosts=HostsPart("host", fleet, host_rows(fleet), reports),
+        hosts=HostsPart("host", "hosts", fleet, host_rows(fleet), reports),
     )

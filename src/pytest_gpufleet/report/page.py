@@ -59,7 +59,7 @@ def page(
     with in_language(language or record.run.language):
         if record.of_cluster:
             fleet = over_nodes(record, runs)
-            nodes = HostsPart("node", fleet, rows_of_nodes(record, fleet), reports)
+            nodes = HostsPart("node", "nodes", fleet, rows_of_nodes(record, fleet), reports)
         return render(
             "page.html.jinja",
             title=f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}",

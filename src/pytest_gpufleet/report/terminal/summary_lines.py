@@ -184,7 +184,10 @@ def summary_lines(
     result += table_lines(narrow(group_table(record)))
     blamed = accused(record)
     if failed := [_failure(failure, shown) for failure in failures(record, blamed)]:
-        result.append((say("Failed checks: {count}", count=len(blamed)), HEADING))
+        text = (
+            "Failed checks: {count}" if blamed.keys() <= {*record.failed} else "Failed checks and other faults: {count}"
+        )
+        result.append((say(text, count=len(blamed)), HEADING))
         result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for step in next_steps(record, folder):
         result += [*wrapped(say("Next, {why}:", why=step.why), ""), (f"  {step.command}", {})]
