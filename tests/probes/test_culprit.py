@@ -35,6 +35,16 @@ def plant(rank, late=None, links=None, link=None, end=None):
     dist.all_reduce, dist.batch_isend_irecv = slow_all_reduce, slow_batch
 
 
+def slow_root(rank):
+    gather = dist.gather
+
+    def slow_gather(*args, group, **kwargs):
+        time.sleep(LONG if dist.get_rank(group) == 0 else 0)
+        return gather(*args, group=group, **kwargs)
+
+    dist.gather = slow_gather
+
+
 def fail(rank):
     def batch(ops):
         raise RuntimeError("no route")
@@ -72,6 +82,12 @@ def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
     assert pairs.startswith("no single GPU: all pairs are about equally slow (")
     assert others.startswith("without any one rank all_reduce reaches ")
     assert variables == "variables that steer NCCL are set: NCCL_ALGO=Ring"
+
+
+def test_no_root_for_what_it_launches_more(four_ranks):
+    four_ranks.run(plant)  # beside which no rank is late on a busy machine
+    four_ranks.run(slow_root)
+    assert {each.subjects for each in collective.who_is_slow(four_ranks, GpuTopology(), "gather", 1 << 16)} == {()}
 
 
 def test_no_single_one_of_two(four_ranks):

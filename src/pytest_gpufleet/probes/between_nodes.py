@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -142,8 +142,7 @@ RAIL_ROUNDS = 3  # so that each node has two partners, also of an odd number of 
 PARTNERS = 2  # that make the figure one of the node alone
 
 
-@dataclass(frozen=True)
-class Rails:
+class Rails(NamedTuple):
     """What rails reach: the `measurement` by rails of nodes, and GB/s of each pair of nodes, by rail."""
 
     measurement: Measurement
@@ -261,7 +260,7 @@ def doubling(world: World) -> list[World]:
     and the first of these is measured as a whole."""
     nodes, domains = tuple(ranks_by_node(world)), nvlink_domains(world)
     whole = {len(domains[0])} if domains else set[int]()
-    counts = {1 << power for power in range(len(nodes).bit_length()) if 1 << power < len(nodes)} | whole | {len(nodes)}
+    counts = {min(1 << power, len(nodes)) for power in range(len(nodes).bit_length() + 1)} | whole
     nodes = tuple(itertools.chain(*domains)) or nodes
     return list(map(world.subset, ranks_of(world, [nodes[:count] for count in sorted(counts)])))
 
