@@ -88,21 +88,25 @@ def test_nan_is_wrong_and_only_the_allowed_rounding_is_right():
 
 
 # ---------------------------------------------------------------- collectives that give wrong results
-def plant(rank, name, every):
+def plant(rank, name, spoiled):
+    """Of the exchanges of rank 1 those are wrong whose number is `spoiled`."""
     genuine, calls = getattr(dist, name), []
 
     def damaged(output, *args, async_op=False, **kwargs):
         work = genuine(output, *args, async_op=async_op, **kwargs)
         calls.append(output.numel() > 1000)
-        spoils = calls[-1] and sum(calls) % every == 0
+        spoils = calls[-1] and spoiled(sum(calls))
         return SimpleNamespace(wait=lambda: (work.wait(), output[7].add_(1))) if spoils else work
 
     if rank.index == 1:
         setattr(dist, name, damaged)
 
 
-def test_wrong_results_that_come_rarely_or_at_once_are_found(two_ranks):  # and not where there are none: on rank 0
-    two_ranks.run(plant, "all_reduce", 20)
+@pytest.mark.parametrize(
+    "spoiled", [lambda number: number % 20 == 0, lambda number: number == 1], ids=["rare", "first"]
+)
+def test_wrong_results_that_come_rarely_or_at_once_are_found(two_ranks, spoiled):  # and on rank 0 there are none
+    two_ranks.run(plant, "all_reduce", spoiled)
     (times, fine, *_), (_, wrong, *_) = two_ranks.run(stays_exact, 0.5)
     assert fine == ""
     assert f" of {times:,} results of 16,384 elements are wrong: number " in wrong
@@ -111,11 +115,11 @@ def test_wrong_results_that_come_rarely_or_at_once_are_found(two_ranks):  # and 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor"])
 def test_one_of_two_at_once_is_named(two_ranks, name):
-    two_ranks.run(plant, name, 5)
+    two_ranks.run(plant, name, lambda number: number % 5 == 0)
     assert two_ranks.run(two_at_once) == ["", f"{name.removesuffix('_into_tensor')}: 2 wrong elements"]
 
 
 def test_one_element_of_a_large_one_is_found(two_ranks):
-    two_ranks.run(plant, "all_reduce", 1)
+    two_ranks.run(plant, "all_reduce", bool)
     wrong = "part 0: 1 of 4,096 elements are wrong: [7] is 18.0, expected 17.0"
     assert two_ranks.run(large_all_reduce, 4 * 10_007) == ["", wrong]

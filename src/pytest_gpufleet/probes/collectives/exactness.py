@@ -154,8 +154,7 @@ def _fault(
     dtype: torch.dtype, elements: int, root: int | None, in_place: bool, strided: bool,
 ) -> str:  # fmt: skip
     """ "" if every element of this rank's result is right, else how many are wrong and the first of them.
-    `numbers_of(count, dtype)`: those of all ranks. `strided`: only every second element of a buffer belongs to the
-    tensor."""
+    `numbers_of(count, dtype)`: those of all ranks."""
     n, spaces = rank.size, list[Tensor]()
 
     def empty(size: int) -> Tensor:
@@ -265,8 +264,8 @@ def large_all_reduce(rank: Rank, nbytes: int) -> str:
 
 
 class Repeated:
-    """A collective of exact numbers as large as keeps all links busy, or of `count`, that is done again and again, on a
-    stream of its own if wanted. `wrong`: how many elements were, on the device."""
+    """A collective of exact numbers as large as keeps all links busy, or of `count`, that is done again and again.
+    `wrong`: how many elements were, on the device."""
 
     def __init__(self, rank: Rank, name: str, group: ProcessGroup, stream: Stream, count: int = 0) -> None:
         self.name, collective, n, add = name, COLLECTIVES[name], rank.size, OPERATIONS["sum"]
@@ -301,8 +300,7 @@ class Repeated:
 
 
 class Kept(NamedTuple):
-    """How often a collective was done, and "" if every element of every result was exactly right; how many seconds that
-    took, and S of all together."""
+    """`trouble`: "" if every element of every result was exactly right. `nbytes`: S of all together."""
 
     times: int
     trouble: str
@@ -316,9 +314,10 @@ def stays_exact(rank: Rank, duration: float, name: str = "all_reduce") -> Kept:
     with rank.phase(f"{name}, repeated"):
         seconds(rank, job.once, 1)
         times = agree(rank, max(1, int(duration / seconds(rank, job.once, 3))))
-        wrong = torch.zeros(times, dtype=torch.int64, device=rank.device)
+        wrong = torch.zeros(1 + times, dtype=torch.int64, device=rank.device)
+        wrong[0] = job.wrong  # of those that only took time
         began = time.monotonic()
-        for number in range(times):
+        for number in range(1, 1 + times):
             wrong[number] = job.once()
         bad = wrong.nonzero().flatten().tolist()
         taken = time.monotonic() - began
