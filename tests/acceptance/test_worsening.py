@@ -150,7 +150,7 @@ def test_gpus_that_a_sample_of_telemetry_finds_too_hot(tmp_path):
 def test_a_t4_may_slow_down_for_heat_until_its_hardware_does(reasons, bits, of_t4):
     for model, wanted in (("NVIDIA H200", bits), ("Tesla T4", of_t4)):
         gpu = Gpu(2, {"name": model})
-        found = slowdowns(gpu, gpu, [reasons])
+        found = slowdowns(gpu, gpu, reasons)
         assert [int(fault.what.rpartition(" ")[2].rstrip(")"), 16) for fault in found] == wanted
 
 

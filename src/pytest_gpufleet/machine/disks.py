@@ -78,12 +78,14 @@ def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHea
     names += [each.name for each in disks if tools.text(each / "removable") == "0"]
     if not names:
         raise Absent("this system shows no drive of its own")
-    found, why = tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=why))
-    if why and tools.in_container(root) and not any((root / "dev" / name).exists() for name in names):
-        raise tools.hides_host()
-    if why:
-        raise Unreadable(f"no drive could be asked: {why.why}", why.remedy)
-    return tuple(found)
+    try:
+        return tuple(
+            tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=f"{name}: {why}"))
+        )
+    except Unreadable as why:
+        if tools.in_container(root) and not any((root / "dev" / name).exists() for name in names):
+            raise tools.hides_host() from None
+        raise Unreadable(f"no drive could be asked: {why.why}", why.remedy) from None
 
 
 def _asked(run: RunTool, name: str) -> DriveHealth:

@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -164,14 +162,13 @@ def hot_at_idle(gpus: Sequence[Gpu], temperatures: Callable[[], Sequence[Any]]) 
     return [fault for gpu in silent for fault in unreadable(gpu, ["temperature_c"])] + faults
 
 
-def slowdowns(before: Gpu, gpu: Gpu, reasons: Iterable[int]) -> list[Fault]:
-    """By the driver's counters, which miss nothing, and by samples of clock events: not every driver counts each
-    reason."""
+def slowdowns(before: Gpu, gpu: Gpu, seen: int) -> list[Fault]:
+    """By the driver's counters, which miss nothing, and by clock events in samples: not every driver counts all."""
     then, now = before.get("slowdown_ns") or {}, gpu.get("slowdown_ns") or {}
     counted: dict[int, int] = {}
-    for name, bit in COUNTED_SLOWDOWNS.items():
-        counted[bit] = max(counted.get(bit, 0), now[name] - then[name] if name in now and name in then else 0)
-    seen, normal, faults = reduce(or_, reasons, 0), NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0), []
+    for name, more in grown(then, now).items():
+        counted[COUNTED_SLOWDOWNS[name]] = max(counted.get(COUNTED_SLOWDOWNS[name], 0), more)
+    normal, faults = NORMAL_SLOWDOWNS.get(str(gpu["name"]), 0), []
     for bit, code in SLOWDOWNS.items():
         nanoseconds = counted.get(bit, 0)
         if not normal & bit and (nanoseconds > 0 or seen & bit):
@@ -338,7 +335,8 @@ def replays_allowed(gpu: Gpu, minutes: float) -> float:
     return rate * (gpu.get("pcie_width") or 1) * max(minutes, 1.0)
 
 
-WATCHED, TEMPERATURES = (*COUNTERS, "clock_event_reasons"), ("temperature_c", "memory_temperature_c")
+REASONS, TEMPERATURES = "clock_event_reasons", ("temperature_c", "memory_temperature_c")
+WATCHED = (*COUNTERS, REASONS)
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -363,14 +361,13 @@ class Guard:
     def note(self, sample: Sample) -> None:
         """Take in a sample of telemetry: what happens between two readings counts too."""
         with self._lock:
-            for readings, reasons, hottest in zip(sample.gpus, self._reasons, self._hottest, strict=True):
-                reasons.add(int(readings["clock_event_reasons"] or 0))
-                for name in hottest:
-                    hottest[name] = max(hottest[name], readings[name] or 0)
+            for readings, seen in zip(sample.gpus, self._seen, strict=True):
+                seen[REASONS] |= int(readings[REASONS] or 0)
+                seen.update({name: max(seen[name], readings[name] or 0) for name in TEMPERATURES})
 
     def _forget(self) -> None:
-        self._reasons: list[set[int]] = [set() for _ in self._node.topology.gpus]
-        self._hottest: list[dict[str, float]] = [dict.fromkeys(TEMPERATURES, 0) for _ in self._node.topology.gpus]
+        gpus = self._node.topology.gpus
+        self._seen: list[dict[str, Any]] = [dict.fromkeys((REASONS, *TEMPERATURES), 0) for _ in gpus]
 
     def check(self, failed: bool = False) -> Health:
         """What got worse since the last call. `failed`: the check that ends has failed, and its processes were
@@ -387,11 +384,10 @@ class Guard:
         problems += found
         self._failed = failed
         with self._lock:
-            reasons, hottest = self._reasons, self._hottest
+            everything = self._seen
             self._forget()
-        for (before, gpu), seen, most in zip(both, reasons, hottest, strict=True):
-            problems += slowdowns(before, gpu, {*seen, gpu.get("clock_event_reasons") or 0})
-            problems += too_hot(gpu, most)
+        for (before, gpu), seen in zip(both, everything, strict=True):
+            problems += slowdowns(before, gpu, seen[REASONS] | (gpu.get(REASONS) or 0)) + too_hot(gpu, seen)
         self._before, self._since = after, now
         unseen = f"an XID may have gone unseen: {logged.unread}" if logged.unread else ""
         return Health(tuple(problems), tuple(noticed), unseen)

@@ -90,11 +90,14 @@ def meanings() -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Xid:
-    """One XID: the PCI address as the kernel writes it ("0000:1b:00"), its number and the rest of its line."""
+    """The PCI address as the kernel writes it ("0000:1b:00"), number and rest of its line. Of an SXid also the name of
+    the NVSwitch, and its severity: before the run only a fatal one condemns; during it every one, as with XIDs."""
 
     pci: str
     number: int
     text: str
+    switch: str = ""
+    severity: str = ""
 
     @property
     def action(self) -> str:
@@ -121,7 +124,7 @@ class Xid:
 
     @property
     def condemning(self) -> bool:
-        return ACTIONS.get(self.action, UNKNOWN)[1]
+        return self.severity == "Fatal" if self.switch else ACTIONS.get(self.action, UNKNOWN)[1]
 
     def of(self, pci_bus_id: str) -> bool:
         """By the NVML PCI bus id ("00000000:1B:00.0") of a GPU, whatever its function and the zeros of its domain."""
@@ -129,27 +132,13 @@ class Xid:
         return one == other
 
     def __str__(self) -> str:
+        if self.switch:
+            return f"{self.switch} on PCI {self.pci}: SXid {self.number} ({self.severity}: {self.text})"
         known = str(self.number) in catalogue()["actions"]
         meaning = meanings().get(self.number, UNUSED if known else "see NVIDIA's XID catalogue")
         details = f": {self.text.partition(' (')[0]}" if self.text and self.number in NVLINK_5 else ""
         action = ACTIONS.get(self.action, UNKNOWN)[2]
         return f"XID {self.number} ({meaning}{details}) on PCI {self.pci}; what to do: {action}"
-
-
-@dataclass(frozen=True)
-class Sxid(Xid):
-    """Of an NVSwitch, which has a name in the kernel log. Before the run only a fatal one condemns; during it every
-    one."""
-
-    switch: str
-    severity: str
-
-    @property
-    def condemning(self) -> bool:
-        return self.severity == "Fatal"
-
-    def __str__(self) -> str:
-        return f"{self.switch} on PCI {self.pci}: SXid {self.number} ({self.severity}: {self.text})"
 
 
 def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
@@ -158,13 +147,12 @@ def xids_of(gpus: Iterable[Gpu], xids: Sequence[Xid]) -> list[Fault]:
     for place, xid in ((gpu.place, xid) for gpu in gpus for xid in xids if xid.of(str(gpu["pci_bus_id"]))):
         code = "xid_of_process" if xid.number in OF_PROCESSES else ACTIONS.get(xid.action, UNKNOWN)[0]
         faults += [] if xid.harmless else [Fault(code, (place,), str(xid), story=xid.text)]
-    switches = [xid for xid in xids if isinstance(xid, Sxid)]
-    return faults + [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in switches]
+    return faults + [Fault("sxid_fatal" if xid.condemning else "sxid", (), str(xid)) for xid in xids if xid.switch]
 
 
 def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Fault]:
     """XIDs of GPUs that are not at any of these PCI bus ids: the driver has lost them since."""
-    strange = (xid for xid in xids if not isinstance(xid, Sxid) and not any(map(xid.of, pci_bus_ids)))
+    strange = (xid for xid in xids if not xid.switch and not any(map(xid.of, pci_bus_ids)))
     text = "a GPU that is no longer here, or hidden from this container: {}"
     return [Fault("gpu_lost", (), text.format(xid)) for xid in strange]
 
@@ -389,7 +377,7 @@ def parse(text: str) -> list[Xid]:
         if xid := _LINE.match(line):
             found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
         elif sxid := _SXID_LINE.match(line):
-            found.append(Sxid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
+            found.append(Xid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
     return found
 
 

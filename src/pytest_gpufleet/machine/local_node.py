@@ -105,8 +105,8 @@ def take(node: LocalNode) -> Machine:
 @contextmanager
 def opened(wanted: int | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[LocalNode]:
     """This machine with the first `wanted` GPUs that the environment leaves visible, in its order. Raises NoGpus."""
-    with nvml.opened(wanted, environment) as (driver, topology):
-        yield LocalNode(driver, topology)
+    with nvml.session() as driver:
+        yield LocalNode(*nvml.chosen(driver, wanted, environment))
 
 
 def without_gpus(why: str, *problems: str) -> LocalNode:

@@ -103,9 +103,9 @@ class Packets(msgspec.Struct, frozen=True):
 class Port(msgspec.Struct, frozen=True):
     """`port`: "mlx5_0/1". `state`: "unknown" where the adapter does not answer. `function`: of the PCI device, by which
     ports of one adapter differ. `errors`, and `traffic` that is no error by itself: counts by name, None for one that
-    cannot be read. `carrier_changes`, `mtu` and `subnet` ("10.0.3.0/24") are those of its network `interface`; of
-    InfiniBand there is no `mtu` (it is one of IP alone, and changes when the interface comes up), and `subnet` is the
-    prefix of its addresses. `gid_index`: of the first address for RoCE v2 over IPv4; `pkeys`: in the port's order."""
+    cannot be read; that a link came or went is an error too. `mtu` and `subnet` ("10.0.3.0/24") are those of its
+    network `interface`; of InfiniBand there is no `mtu` (it is one of IP alone, and changes when the interface comes
+    up), and `subnet` is the prefix of its addresses. `gid_index`: of the first address for RoCE v2 over IPv4."""
 
     port: str
     state: str = "unknown"
@@ -119,7 +119,6 @@ class Port(msgspec.Struct, frozen=True):
     pcie: PcieLink = PcieLink()
     errors: Mapping[str, int | None] = {}
     traffic: Mapping[str, int | None] = {}
-    carrier_changes: int | None = None
     mtu: int | None = None
     subnet: str | None = None
     interface: str | None = None
@@ -130,12 +129,6 @@ class Port(msgspec.Struct, frozen=True):
     @property
     def device(self) -> str:
         return self.port.partition("/")[0]
-
-    @property
-    def counted(self) -> dict[str, int | None]:
-        """Its errors. That its link came or went is one, also where the adapter counts none."""
-        changes = {} if self.carrier_changes is None else {"carrier_changes": self.carrier_changes}
-        return {**self.errors, **changes}
 
     @property
     def is_active(self) -> bool:
@@ -164,7 +157,7 @@ def _port(port: Path) -> Port:
     adapter, device = port.parents[1], (port.parents[1] / "device").resolve()
     interfaces = sorted(device.glob("net/*"))
     interface = interfaces[0] if len(interfaces) == 1 else None
-    changes = [tools.whole(path) for path in device.glob("net/*/carrier_changes")]
+    changes = [tools.whole(path) or 0 for path in device.glob("net/*/carrier_changes")]
     about = tools.texts(port, rate="rate", link_layer="link_layer")
     about |= tools.texts(adapter, adapter="hca_type", firmware="fw_ver", guid="node_guid", board="board_id")
     infiniband, ethernet = (about["link_layer"] == layer for layer in ("InfiniBand", "Ethernet"))
@@ -185,9 +178,8 @@ def _port(port: Path) -> Port:
         **about,
         function=device.name.rpartition(".")[2],
         pcie=PcieLink(*lanes, *speeds),
-        errors=_counts(port / "counters", ERRORS_A_DAY),
+        errors=_counts(port / "counters", ERRORS_A_DAY) | ({"carrier_changes": sum(changes)} if changes else {}),
         traffic=_counts(port / "counters", TRAFFIC) | _counts(port / "hw_counters", ROCE) | pauses,
-        carrier_changes=sum(each or 0 for each in changes) if changes else None,
         mtu=tools.whole(interface / "mtu") if interface and not infiniband else None,
         subnet=prefix if infiniband else _ip_subnet({path.name for path in interfaces}),
         interface=interface.name if interface else None,
@@ -427,16 +419,16 @@ def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> Iterator[Fault]:
 
 def port_errors(before: Iterable[Port], now: Iterable[Port], seconds: float) -> list[Fault]:
     """Ports that were active and have counted more errors than healthy ones since, are gone, or cannot be read."""
-    later, wrong = {port.port: port.counted for port in now}, list[str]()
+    later, wrong = {port.port: port.errors for port in now}, list[str]()
     for port in active(before):
         counted = later.get(port.port)
         wrong += [f"{port.port}: it is gone"] if counted is None else []
-        for name, more in tools.grown(port.counted, counted or {}).items():
+        for name, more in tools.grown(port.errors, counted or {}).items():
             allowed = ERRORS_A_DAY.get(name, 0) * max(1, seconds / 86_400)
             if more > allowed:
                 grew = f"grew by {more} in {seconds:.0f} s, a healthy port has at most {allowed:.0f}"
                 wrong.append(f"{port.port}: {name} {grew}")
-        unread = [name for name in port.counted if counted is not None and counted.get(name) is None]
+        unread = [name for name in port.errors if counted is not None and counted.get(name) is None]
         wrong += [f"{port.port}: {name} cannot be read" for name in unread]
     return [node_fault("network_port_errors", what) for what in wrong]
 

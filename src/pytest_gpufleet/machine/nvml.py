@@ -198,28 +198,22 @@ def read_all(driver: Nvml, facts: Sequence[str]) -> list[dict[str, Any]]:
     return [future.result() if future.done() else silent for future in futures]
 
 
-@contextmanager
-def opened(
-    wanted: int | None = None, environment: Mapping[str, str] = os.environ
-) -> Iterator[tuple[Nvml, GpuTopology]]:
+def chosen(nvml: Any, wanted: int | None, environment: Mapping[str, str]) -> tuple[Nvml, GpuTopology]:
     """The driver, asked about the first `wanted` GPUs that the environment leaves visible, in its order, and their
     topology. Raises NoGpus."""
-    with session() as nvml:
-        try:
-            with warn_if_silent():
-                visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
-        except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
-            raise NoGpus(f"NVML could not list the GPUs: {error}", driver=True) from None
-        if not visible:
-            why = "the NVIDIA driver works but reports no GPU"
-            why += ": see `lspci` and the kernel log for one that fell off the bus"
-            if (count := nvml.nvmlDeviceGetCount()) and "CUDA_VISIBLE_DEVICES" in environment:
-                given = environment["CUDA_VISIBLE_DEVICES"]
-                why = f"CUDA_VISIBLE_DEVICES={given!r} hides all {count} GPUs of this machine"
-            raise NoGpus("; ".join(lost) or why, driver=True)
-        visible = visible[:wanted]
-        driver = Nvml(nvml, [handle for _, handle in visible])
-        yield driver, _topology(nvml, driver, visible, lost)
+    try:
+        with warn_if_silent():
+            visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
+    except Exception as error:  # a version of nvidia-ml-py that does not fit the driver raises anything
+        raise NoGpus(f"NVML could not list the GPUs: {error}", driver=True) from None
+    if not visible:
+        why = "the NVIDIA driver works but reports no GPU: see `lspci` and the kernel log for one that fell off the bus"
+        if (count := nvml.nvmlDeviceGetCount()) and "CUDA_VISIBLE_DEVICES" in environment:
+            given = environment["CUDA_VISIBLE_DEVICES"]
+            why = f"CUDA_VISIBLE_DEVICES={given!r} hides all {count} GPUs of this machine"
+        raise NoGpus("; ".join(lost) or why, driver=True)
+    driver = Nvml(nvml, [handle for _, handle in visible[:wanted]])
+    return driver, _topology(nvml, driver, visible[:wanted], lost)
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:

@@ -74,10 +74,10 @@ def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Opti
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/1"))
     if not (names := [f"{port.parts[-3]}/1" for port in ports if _active(port)]):
         raise Absent("no NVIDIA network adapter has an active port")
-    found, why = tools.asked(names, partial(_described, run), lambda name, why: Optics(name, silent=why))
-    if why:
-        raise why if why.remedy else unreadable_here(root, why.why)
-    return found
+    try:
+        return tools.asked(names, partial(_described, run), lambda name, why: Optics(name, silent=why))
+    except Unreadable as why:
+        raise why if why.remedy else unreadable_here(root, why.why) from None
 
 
 def _active(port: Path) -> bool:

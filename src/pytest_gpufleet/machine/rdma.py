@@ -64,10 +64,9 @@ STEPS = (
 
 
 class Write(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a port wrote to itself: `gigabits` a second in writes of so many `bytes`; if it could not, `why`."""
+    """What a port wrote to itself, in writes of NBYTES: `gigabits` a second; if it could not, `why`."""
 
     port: str
-    bytes: int = 0
     gigabits: float = 0.0
     why: str = ""
 
@@ -92,23 +91,21 @@ def read_ports() -> list[str]:
 
 def read() -> list[Write]:
     """Of each of these ports. Raises as read_ports, and Unreadable where none could."""
-    found = [_to_itself(port) for port in read_ports()]
-    if all(each.why for each in found):
-        raise Unreadable(f"{BANDWIDTH.program} reaches no adapter: {found[0].why}", REMEDY)
-    return found
+    ports = read_ports()
+    try:
+        return tools.asked(ports, _to_itself, lambda port, why: Write(port, why=why.removeprefix(f"{port}: ")))
+    except Unreadable as why:
+        raise Unreadable(f"{BANDWIDTH.program} reaches no adapter: {why}", REMEDY) from None
 
 
 def _to_itself(port: str) -> Write:
     with socket.create_server((LOOPBACK, 0)) as probe:
         service = int(probe.getsockname()[1])
+    server = serve(BANDWIDTH, port, LOOPBACK, service)
     try:
-        server = serve(BANDWIDTH, port, LOOPBACK, service)
-        try:
-            return Write(port, NBYTES, write(BANDWIDTH, port, LOOPBACK, LOOPBACK, service))
-        finally:
-            tools.end(server)
-    except Unreadable as why:
-        return Write(port, why=str(why))
+        return Write(port, write(BANDWIDTH, port, LOOPBACK, LOOPBACK, service))
+    finally:
+        tools.end(server)
 
 
 def _command(test: Perftest, port: str, address: str, service: int) -> tuple[str, ...]:

@@ -113,11 +113,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
         pipe.close()
 
 
-def asked(
-    names: Iterable[str], ask: Callable[[str], T], silent: Callable[[str, str], T]
-) -> tuple[list[T], Unreadable | None]:
-    """What each part answers, and `silent` of name and reason where one cannot be asked; and the first reason if that
-    is so of all, unless one did not answer in time."""
+def asked(names: Iterable[str], ask: Callable[[str], T], silent: Callable[[str, str], T]) -> list[T]:
+    """What each part answers, and `silent` of name and reason where one cannot be asked. Unreadable if none can."""
     found, reasons = list[T](), list[Unreadable]()
     for name in names:
         try:
@@ -125,8 +122,9 @@ def asked(
         except Unreadable as why:
             reasons.append(why)
             found.append(silent(name, f"{name}: {why}"))
-    hang = any(isinstance(why, NoAnswer) for why in reasons)
-    return found, reasons[0] if len(reasons) == len(found) > 0 and not hang else None
+    if len(reasons) == len(found) > 0:
+        raise reasons[0]
+    return found
 
 
 RunTool = Callable[..., str]  # as `output`, for what reads a part of the machine by programs
