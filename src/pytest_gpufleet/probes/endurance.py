@@ -42,7 +42,7 @@ AfterTurn = Callable[[str, float], None]  # what was done, and seconds since the
 
 
 class Turn(NamedTuple):
-    """What one rank did in one turn. `trouble`: what was wrong, "" if nothing was. `state`: of the GPU."""
+    """What one rank did in one turn."""
 
     rate: float = 0.0  # of matmuls and training
     trouble: str = ""
@@ -56,9 +56,8 @@ def seconds_of(world: World, bound: float) -> float:
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
-    """Load all ranks of `world` for `seconds`, and until as much was compared as `bound` needs (`seconds_of`); give the
-    rates of matmuls and how well rates were kept. It ends if `after_turn` raises, and by Faults as soon as a result is
-    wrong in one bit."""
+    """Load all ranks for `seconds`, and until as much was compared as `bound` needs: the rates of matmuls, and how well
+    rates were kept. It ends if `after_turn` raises, and by Faults as soon as a result is wrong."""
     round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
@@ -108,7 +107,7 @@ def _watts(states: Iterable[GpuState | None]) -> list[float]:
 
 
 def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) -> list[Measurement]:
-    """The median power of each GPU, of its limit: none of CPU ranks, and of no place where nothing was measured."""
+    """The median power of each GPU, of its limit; none of CPU ranks."""
     limits: dict[Where, float | None] = {gpu.place: gpu.power_limit_watts for gpu in world.gpus}
     values = {place: median(each) / limit for place, each in watts.items() if each and (limit := limits.get(place))}
     return [Measurement(metric, values, {})] if world.gpus else []
@@ -121,7 +120,6 @@ def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
 
 
 def put_away(rank: Rank, work: str) -> None:
-    """Give back the memory of what this rank keeps by this name."""
     del rank.kept[work]
     loop.release(rank.device)
 
@@ -202,8 +200,6 @@ class Step(NamedTuple):
 
 
 class StepTurn(NamedTuple):
-    """What one rank did in one call."""
-
     steps: tuple[Step, ...]
     trouble: str
     top: float | None = None  # watts at the end of loads, where those last long enough for NVML
@@ -211,8 +207,8 @@ class StepTurn(NamedTuple):
 
 
 def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
-    """All ranks of `world`, which are of one machine, step together through all frequencies. It ends as `burn_in` does,
-    and early where a rank becomes much slower, which its figures show."""
+    """All ranks, which are of one machine, step together through all frequencies. It ends as `burn_in` does, and early
+    where a rank becomes much slower, which its figures show."""
     _prepare_all_steps(world)
     began = time.monotonic()
     turns: defaultdict[float, list[list[StepTurn]]] = defaultdict(list)
@@ -291,7 +287,6 @@ def _prepare_all_steps(world: World) -> None:
 
 
 def _prepare_steps(rank: Rank, halvings: int) -> tuple[corruption.Compared, float]:
-    """Its first round, and seconds that one takes."""
     with rank.phase("power steps: preparing"):
         precision = heaviest(rank.device)
         m, n, k = (side >> halvings for side in shape_on(rank.device, precision))

@@ -38,7 +38,7 @@ BOTH = "copy and triad"
 
 def memory_bandwidth(rank: Rank) -> list[Reading]:
     """GB/s of copy (c = a) and triad (a = b + scalar * c) on arrays of float64, counted as BabelStream does: copy moves
-    2, triad 3 arrays. Median of three samples. And the geometric mean of both, one figure of a GPU's memory."""
+    2, triad 3 arrays. And the geometric mean of both, one figure of a GPU's memory."""
     kind = rank.device.type
     a, b, c = (torch.rand(ARRAY_BYTES[kind] // 8, dtype=torch.float64, device=rank.device) for _ in range(3))
     operations: dict[str, tuple[int, Callable[[], object]]] = {
@@ -66,9 +66,8 @@ LIMITS = ("sm_clock_max_mhz", "memory_clock_max_mhz", "power_watts")
 
 
 def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
-    """The highest clocks of this GPU that NVML showed while its memory was copied, for SECONDS or until both were at
-    their maximum; None where NVML does not know. Copies leave the power that matmuls do not: a GPU whose clocks nobody
-    holds runs them at their maximum."""
+    """The highest clocks that NVML showed while memory was copied, for SECONDS or until both were at their maximum.
+    None where NVML does not know. Copies leave the power that matmuls do not: who is not held runs at its maximum."""
     a = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=rank.device)
     b = torch.empty_like(a)
 
@@ -95,23 +94,19 @@ SAMPLES = 3
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
     """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c, counted as there: what the
-    processor reads of `a` before it writes does not count. Not applicable where a container leaves too little of the
-    processors or of the memory.
+    processor reads of `a` before it writes does not count. Not applicable where a container leaves too little.
 
     A thread on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in
-    the memory of its NUMA node. The nodes of a machine are divided among its ranks. A sample takes about `seconds`. A
-    node is held against the other ones: how fast its modules are, and on how many channels, only the firmware knows.
-    Then the same with arrays in the memory of a node half of all nodes on, both ways at once, which is what the links
-    between sockets carry: it is shown, and judged where a profile has a limit for it.
+    the memory of its NUMA node. The nodes of a machine are divided among its ranks. A node is held against the other
+    ones: how fast its modules are, and on how many channels, only the firmware knows. Then the same with arrays in the
+    memory of a node half of all nodes on, both ways at once, which is what the links between sockets carry.
     """
     every = (world.each(world.nodes, _triads, nbytes, seconds, operation) for operation in ("triad", FAR))
     return [figure for each in every for figure in together(world, [found for ranks in each for found in ranks])]
 
 
 def _triads(rank: Rank, nbytes: int, seconds: float, operation: str) -> list[Reading]:
-    """Of the NUMA nodes that are this rank's share. The kernel numbers those of a socket one after the other, so that
-    half of all nodes on is another socket."""
-    nodes = sorted(by_numa_node().items())
+    nodes = sorted(by_numa_node().items())  # those of a socket one after the other: half of all on is another socket
     if not nodes:
         not_applicable("this process may not use any NUMA node with all its processors and memory")
     processors = sum(len(each) for _, each in nodes)
@@ -184,7 +179,7 @@ class Pattern(NamedTuple):
 
 
 class PatternTest(NamedTuple):
-    """What `hold_patterns` saw on one rank; sizes in bytes."""
+    """Sizes in bytes."""
 
     total: int
     free: int  # before

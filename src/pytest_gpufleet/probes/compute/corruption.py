@@ -44,8 +44,7 @@ NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if 
 
 
 def exact_matmul(rank: Rank, precision: str) -> str:
-    """Multiply matrices of -1, 0 and 1, whose product every precision holds exactly; "" if every element is right,
-    else how many are wrong and the first of them."""
+    """Which elements of a matmul of -1, 0 and 1 are wrong, whose product every precision holds exactly."""
     rate.must_have(precision, rank.device)
     generator = torch.Generator().manual_seed(0)
     # Sums of 256 terms: bf16 holds whole numbers up to 256.
@@ -87,12 +86,12 @@ class Compared:
         return 2.0 * math.prod(self.shape) * matmuls / self.seconds / 1e12
 
     def and_also(self, more: "Compared") -> "Compared":
-        """The amounts of both, without hashes: of a rank that goes on for hours."""
+        """Without hashes: of a rank that goes on for hours."""
         return replace(self, hashes=self.hashes[:0], amounts=_added([self, more]))
 
 
 def _added(every: Sequence[Compared]) -> dict[int, Amount]:
-    """The amounts of all, by clock from the lowest on."""
+    """By clock from the lowest on."""
     found = grouped(item for each in every for item in each.amounts.items())
     return {at: Amount(sum(s for s, _ in found[at]), sum(n for _, n in found[at])) for at in sorted(found)}
 
@@ -109,11 +108,9 @@ class _Round(NamedTuple):
 
 class Matmuls:
     """Matmuls whose operands change every round, alike on all devices of one kind: a round can be computed again by its
-    number. Every result is compared bit for bit with the others of its round. It goes on after a wrong one. What they
-    should have been only other devices know: compare the hashes, `dissenters`.
-
-    `laps`: when each round of the last run was done, by time.monotonic(), and seconds of one of its matmuls, which the
-    hashes are no part of."""
+    number. Every result is compared bit for bit with the others of its round; what they should have been only other
+    devices know: `dissenters`. `laps`: when each round of the last run was done, by time.monotonic(), and seconds of
+    one of its matmuls, which the hashes are no part of."""
 
     def __init__(self, device: torch.device, precision: str, shape: rate.Shape | None = None) -> None:
         self.shape = m, n, k = shape or rate.shape_on(device, precision)
@@ -190,8 +187,7 @@ class Matmuls:
         return _Round(number, multiply, results, hashes, (began, computed, mark(self._stream)))
 
     def launch(self) -> Tensor:
-        """Begin the matmul of round 0, within `strictly(precision)`: whether it differs from the first such one, on the
-        device."""
+        """Begin the matmul of round 0: whether it differs from the first such one, on the device."""
         sums = self._sums(self.of(0)())
         self._usual = sums if self._usual is None else self._usual
         return (sums != self._usual).any()
@@ -223,8 +219,7 @@ class Dissent(NamedTuple):
 
 
 def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
-    """The ranks of which a hash is not the one that most ranks of their kind have, and the first such round of each. Of
-    two ranks nobody is the majority, and the higher one is named."""
+    """Ranks with a hash other than most of their kind have, and the first such round. Of two the higher is named."""
     found: dict[int, Dissent] = {}
     for ranks in grouped((each.kind, index) for index, each in enumerate(every)).values():
         common = min(len(every[index].hashes) for index in ranks)
@@ -240,8 +235,7 @@ def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
 
 
 def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
-    """By rank, which of its matmuls is another one than that of most ranks, and where: its round is computed again by
-    all ranks; "" if none is."""
+    """By rank, which of its matmuls is another one than that of most ranks, and where, computed again by all; or ""."""
     found = [""] * world.size
     for index, each in dissents(every).items():
         work = (each.number, every[index].precision, every[index].shape)
@@ -277,7 +271,7 @@ def _again(rank: Rank, rows: list[int], number: int, precision: str, shape: rate
 
 def bound(world: World, every: Sequence[Compared]) -> Measurement:
     """Of matmuls at one precision without a difference, first one turn of all ranks: silent corruption is rarer than
-    one event in so many seconds of a GPU at this load, with 95 %; and the same by SM clock, as the load made it."""
+    one event in so many seconds of a GPU, with 95 %; and the same by SM clock, as the load made it."""
     amounts, kinds = _added(every), Counter(each.kind for each in every[: world.size])
 
     def said(clocks: Iterable[int]) -> str:
@@ -289,19 +283,13 @@ def bound(world: World, every: Sequence[Compared]) -> Measurement:
     if clocks := [*filter(None, amounts)]:
         until = [*itertools.accumulate(amounts[clock].seconds for clock in clocks)]
         usual = clocks[bisect_left(until, until[-1] / 2)]
-        near = [clock for clock in clocks if abs(clock / usual - 1) <= NEAR]
-        for name, own in (
-            ("lower", [clock for clock in clocks if clock < near[0]]),
-            ("usual", near),
-            ("higher", [clock for clock in clocks if clock > near[-1]]),
-        ):
-            if own:
-                span = " to ".join(dict.fromkeys(f"{edge(own):,}" for edge in (min, max)))
-                details[f"at {name} SM clocks"] = f"{span} MHz: {said(own)}"
-    seconds = sum(each.seconds for each in amounts.values())
-    return Measurement(
-        "corruption_bound", {WORLD: seconds / NO_EVENT}, {"precision": every[0].precision}, details=details
-    )
+        off = {clock: clock / usual - 1 for clock in clocks}
+        names = ("usual" if abs(by) <= NEAR else "lower" if by < 0 else "higher" for by in off.values())
+        for name, own in grouped(zip(names, clocks, strict=True)).items():
+            span = " to ".join(dict.fromkeys(f"{edge(own):,}" for edge in (min, max)))
+            details[f"at {name} SM clocks"] = f"{span} MHz: {said(own)}"
+    values: dict[Where, float] = {WORLD: sum(each.seconds for each in every) / NO_EVENT}
+    return Measurement("corruption_bound", values, {"precision": every[0].precision}, details=details)
 
 
 def exchanged(rank: Rank, seconds: float) -> dict[str, Kept]:
@@ -317,7 +305,6 @@ def bound_of_collective(name: str, every: Sequence[Kept]) -> Measurement:
 
 
 def amount(seconds: float, nbytes: float, flop: float = 0.0) -> str:
-    """What was compared without a difference, and what that excludes."""
     computed = f" {flop / 1e15:,.2f} PFLOP," if flop else ""
     found = f"{seconds:,.1f} GPU-seconds,{computed} {nbytes / 1e12:,.3g} TB, 0 differences"
     return f"{found}: less than one in {seconds / NO_EVENT:,.3g} s at 95 %"
@@ -343,8 +330,8 @@ class Soaked(NamedTuple):
 
 
 def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
-    """Compute and compare matmuls at one precision for `seconds` without a rest. The rate is that of a window at the
-    end, of the matmuls alone: what hashes take is no part of it."""
+    """Compute and compare matmuls for `seconds` without a rest. The rate is that of a window at the end, of the matmuls
+    alone: what hashes take is no part of it."""
     rate.must_have(precision, rank.device)
     with Watch(rank.gpu) as watch, rank.phase(f"{precision} matmuls, compared"):
         work = Matmuls(rank.device, precision)
@@ -362,8 +349,8 @@ def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:
 
 
 def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
-    """Temperature (C), SM clock (MHz) and power (W) of each GPU at the last precision, as far as NVML has them; of
-    several GPUs also by how many kelvin each is too warm (`excess`)."""
+    """Temperature, SM clock and power of each GPU at the last precision, as far as NVML has them; of several GPUs also
+    by how many kelvin each is too warm (`excess`)."""
     states = {place: each.state for place, each in zip(world.places, last, strict=True) if each.state}
     known: dict[str, dict[Where, float]] = {
         metric: {at: value for at, state in states.items() if (value := getattr(state, reading)) is not None}

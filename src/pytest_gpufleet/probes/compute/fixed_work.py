@@ -60,11 +60,11 @@ Job = tuple[str, str, Callable[[], Tensor]]  # name, hash of its data, and what 
 
 
 def fingerprints(world: World, work: str) -> list[Fingerprint]:
-    """What each rank computes of one kind of WORK, each part done twice."""
     return [Fingerprint(at, *each) for at, each in zip(world.places, world.run(_fingerprint, work), strict=True)]
 
 
 def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, Part]]:
+    """Of one kind of WORK, each part done twice."""
     parts = {}
     with repeatable():
         for name, inputs, compute in WORK[work](rank):
@@ -76,8 +76,7 @@ def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Work that gives the same bits each time: deterministic algorithms, full precision, one thread. What is left
-    behind, ranks put back before the next test.
+    """Work that gives the same bits each time. What is left behind, ranks put back before the next test.
 
     Each stream of a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to
     the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first matmul of a process: too early to

@@ -85,7 +85,7 @@ def lacking(precision: str, device: torch.device) -> str:
 
 
 def usual_precision(gpus: Iterable[Gpu]) -> str:
-    """The one that training uses, and for which figures are published."""
+    """Of training and of published figures."""
     capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
     return "bf16" if all(each >= BF16_SINCE for each in capabilities) else "fp16"
 
@@ -100,9 +100,8 @@ def must_have(precision: str, device: torch.device) -> None:
 
 
 def operands(precision: str, shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random normal operands, m x k and k x n, the same bits on every device of one model."""
-    m, n, k = shape
-    dtype = PRECISIONS[precision].dtype
+    """Random normal, m x k and k x n, the same bits on every device of one model."""
+    (m, n, k), dtype = shape, PRECISIONS[precision].dtype
     # Made on the device: on the CPU it takes seconds. The generator counts, so equal devices make equal numbers.
     generator = torch.Generator(device).manual_seed(0)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
@@ -131,10 +130,9 @@ def shape_on(device: torch.device, precision: str) -> Shape:
 def reading(rank: Rank, precision: str, seconds: Sequence[float], state: GpuState | None) -> Reading:
     """TFLOP/s of matmuls that took so many seconds each in the parts of one window: all, and each as a sample."""
     m, n, k = shape_on(rank.device, precision)
-    rates = tuple(2 * m * n * k / each / 1e12 for each in seconds)
+    *rates, rate = (2 * m * n * k / each / 1e12 for each in (*seconds, fmean(seconds)))
     conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
-    shape = {"shape": f"{m} x {n} x {k}"}
-    return Reading("gemm", 2 * m * n * k / fmean(seconds) / 1e12, conditions, rates, None, shape, state)
+    return Reading("gemm", rate, conditions, tuple(rates), None, {"shape": f"{m} x {n} x {k}"}, state)
 
 
 def precisions_of(rank: Rank) -> list[str]:
@@ -142,8 +140,8 @@ def precisions_of(rank: Rank) -> list[str]:
 
 
 def relative_rate(rates: Sequence[Measurement]) -> Measurement:
-    """How fast each GPU is over all precisions: the mean of its rates, each as a part of the fastest GPU's, and the
-    means of temperatures and clocks. What one GPU loses in all of them stands out here more than in any single one."""
+    """The mean of a GPU's rates at all precisions, each as a part of the fastest's. What one GPU loses in all of them
+    stands out here more than in any single one."""
     places = rates[0].values
     fastest = [max(rate.values.values()) for rate in rates]
     values = {

@@ -24,9 +24,8 @@ _QUARTERS = torch.kron(torch.eye(CLASSES).view(CLASSES, 1, 2, 2), torch.ones(8, 
 
 
 def network(rank: Rank) -> nn.Sequential:
-    """With the same weights on every rank, and made so that results can be compared: without batch normalization, which
-    depends on how the global batch is cut into ranks; with GELU, since at ReLU's kink a difference in the last bit can
-    become a large one."""
+    """With the same weights on every rank; without batch normalization, which depends on how the global batch is cut
+    into ranks; with GELU, since at ReLU's kink a difference in the last bit can become a large one."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 64), nn.GELU(), nn.Linear(64, CLASSES)
@@ -67,7 +66,7 @@ def train_step(
 
 
 def losses_of_all(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> list[float]:
-    """Of three steps in which all ranks train on the same images, so that their number does not matter."""
+    """Of three steps on the same images on all ranks, so that their number does not matter."""
     with full_precision():
         return [train_step(model, optimizer, *batch(first + i, [0], rank.device)).item() for i in range(3)]
 
@@ -83,8 +82,7 @@ def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 def known_layer(rank: Rank) -> nn.Linear:
     """A layer y = w x of 1000 weights, small integers. The gradient of sum(y) is x for each of them."""
     layer = nn.Linear(1, 1000, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(torch.arange(1000).view(-1, 1) % 7)
+    layer.weight.data.copy_(torch.arange(1000).view(-1, 1) % 7)
     return layer.to(rank.device)
 
 
@@ -112,12 +110,9 @@ def full_precision() -> Iterator[None]:
 
 
 def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Where this rank's copy of tensors differs, in any bit, from the copy that most ranks have, tensor by tensor.
-    Where no copy is on more than half of the ranks every rank has a line and names another one.
-
-    Ranks send each other digests of their copies, and the copies themselves only where these differ, so that it takes
-    no more memory on thousands of ranks than on two.
-    """
+    """Where this rank's copy of tensors differs, in any bit, from the copy that most ranks have. Where no copy is on
+    more than half of the ranks every rank has a line and names another one. Ranks send each other digests, and copies
+    only where these differ, so that it takes no more memory on thousands of ranks than on two."""
     lines = []
     for name, tensor in tensors.items():
         mine = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
@@ -144,8 +139,6 @@ def differences(rank: Rank, tensors: Mapping[str, Tensor]) -> list[str]:
 
 EPOCHS = (0, 1, 0)  # one again: it must come as it came before
 
-Shard = Sequence[int]  # the samples of one rank in one epoch, in the order in which they came
-
 
 def sampler_shards(rank: Rank, samples: int, *, drop_last: bool) -> list[list[int]]:
     """The samples that a DataLoader with a DistributedSampler gives to this rank in each of EPOCHS, shuffled."""
@@ -158,12 +151,11 @@ def sampler_shards(rank: Rank, samples: int, *, drop_last: bool) -> list[list[in
     return shards
 
 
-def sampler_errors(by_rank: Sequence[Sequence[Shard]], samples: int, *, drop_last: bool) -> list[str]:
+def sampler_errors(by_rank: Sequence[Sequence[list[int]]], samples: int, *, drop_last: bool) -> list[str]:
     """What is wrong with the shards, `by_rank[rank][number of EPOCHS]`. As torch documents the sampler: all
     ranks get equally many; of a number that does not divide, some samples come twice, or with `drop_last` the tail is
     left out; every epoch has an order of its own, and one epoch always the same."""
-    errors = []
-    ranks = len(by_rank)
+    errors, ranks = list[str](), len(by_rank)
     size = samples // ranks if drop_last else -(-samples // ranks)
     may_miss = max(0, samples - size * ranks)
     for epoch, *shards in zip(EPOCHS[:2], *by_rank, strict=False):
@@ -172,11 +164,10 @@ def sampler_errors(by_rank: Sequence[Sequence[Shard]], samples: int, *, drop_las
                 errors.append(f"epoch {epoch}: rank {rank} has {len(shard)} samples and not {size}")
         missing = samples - len(set().union(*shards))
         if missing > may_miss:  # also where ranks have more in common than fills the shards up
-            given = f"{missing} of {samples} samples are given to no rank, and {may_miss} may be"
-            errors.append(f"epoch {epoch}: {given}")
+            errors.append(f"epoch {epoch}: {missing} of {samples} samples are given to no rank, and {may_miss} may be")
     for rank, (first, second, again) in enumerate(by_rank):
-        if list(first) == list(second):
+        if first == second:
             errors.append(f"rank {rank}: epoch 1 has the samples and the order of epoch 0: set_epoch changes nothing")
-        if list(first) != list(again):
+        if first != again:
             errors.append(f"rank {rank}: epoch 0 is another one when it comes again")
     return errors

@@ -44,7 +44,9 @@ def steps(
     if on_gpu:
         _use_kernels(rank, network, plan)
     group = rank.group if together and rank.size > 1 else None
-    _pad_stem(network)
+    # A channel more, which is zero in images and so stays zero in weights.
+    stem: Any = network.conv1
+    stem.weight = nn.Parameter(nn.functional.pad(stem.weight.detach(), (0, 0, 0, 0, 0, STEM_CHANNELS - 3)))
     network.to(memory_format=plan.memory_format)
     padded = nn.functional.pad(images, (0, 0, 0, 0, 0, STEM_CHANNELS - 3))
     inputs = padded.to(plan.weights).contiguous(memory_format=plan.memory_format)
@@ -93,11 +95,9 @@ def lacking() -> str | None:
 
 
 def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
-    """Let a network train with kernels of our own, once they have computed here what torch does.
-
-    A compiler's fault is none of the GPU: ptxas 12.8 and 12.9, as Triton 3.6 to 3.8 bring them along, compile kernels
-    of 8 bits wrongly for Hopper (triton-lang/triton issue 11111).
-    """
+    """Let a network train with kernels of our own, once they have computed here what torch does. A compiler's fault is
+    none of the GPU: ptxas 12.8 and 12.9, as Triton 3.6 to 3.8 bring them along, compile kernels of 8 bits wrongly for
+    Hopper (triton-lang/triton issue 11111)."""
     if reason := lacking():
         not_applicable(reason)
     if plan.batch > (most := most_images(plan.pixels)):
@@ -112,12 +112,6 @@ def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
     if not off <= ALIKE:
         raise ArithmeticError(f"kernels are {off:.1%} off what torch computes here, and right on other GPUs")
     peak.fuse(network)
-
-
-def _pad_stem(network: nn.Module) -> None:
-    """Let the first convolution take images with one more channel, which is zero: so its weights stay zero as well."""
-    stem: Any = network.conv1
-    stem.weight = nn.Parameter(nn.functional.pad(stem.weight.detach(), (0, 0, 0, 0, 0, STEM_CHANNELS - 3)))
 
 
 class Flat:

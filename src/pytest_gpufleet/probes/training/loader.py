@@ -81,11 +81,9 @@ def fed_throughput(
     rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
 ) -> Reading:
     """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
-
     Its details say what bounds it: the GPUs are given the same batch over and over for comparison. The files are few
     and stay in the page cache, so it is the processors that are tested, and not the disks. A sample is as many batches
-    as the workers can have ready, so that none is served from what was ready before.
-    """
+    as the workers can have ready, so that none is served from what was ready before."""
     training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
     batch = training.batch
     workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
@@ -103,11 +101,11 @@ def fed_throughput(
             laps = [loop.lap(rank, lambda: step(*next(images)), count) for _ in range(loop.SAMPLES)]
     times = loop.slowest_of(rank, [median(each.mean for each in laps), full.mean])
     details = {"workers": f"{workers} a GPU", "training": f"is {bound(*(rank.size * batch / each for each in times))}"}
-    return loop.throughput("loader_throughput", rank.size * batch, laps, training.conditions(rank.size), True, details)
+    under = training.conditions(rank.size)
+    return loop.throughput("loader_throughput", rank.size * batch, laps, under, True, details=details)
 
 
 def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator[tuple[Tensor, Tensor]]:
-    """Batches of images and labels on the rank's device, as the network wants them."""
     mean, deviation = (torch.tensor(each, device=rank.device).view(1, 3, 1, 1) for each in (MEAN, DEVIATION))
     for batch in photos:
         images, labels = (each.to(rank.device, non_blocking=True) for each in batch)
@@ -115,7 +113,6 @@ def normalised(rank: Rank, training: Plan, photos: DataLoader[Any]) -> Generator
 
 
 def bound(rate: float, could: float) -> str:
-    """What bounds training: images/s from a loader, and without one."""
     if rate >= HOST_BOUND * could:
         return f"GPU-bound: {rate:,.0f} images/s, and {could:,.0f} without the loader"
     return f"host-bound: the loader gives {rate:,.0f} images/s of the {could:,.0f} that the GPUs could take"

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB, metric_under
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
@@ -72,8 +71,7 @@ class Laps(NamedTuple):
 def sampled(
     rank: Rank, course: list[Lap], step: Step, alone: Step | None, count: int, *, together: bool, busy: bool = False
 ) -> Laps:
-    """SAMPLES of `count` steps, in turns with as many steps `alone`, without communication. All laps are put behind
-    those of the `course` before."""
+    """SAMPLES of `count` steps, in turns with as many `alone`, without communication; all laps behind the `course`."""
     laps = Laps([], [], [])
 
     def run(what: Step, count: int) -> Lap:
@@ -95,8 +93,7 @@ def sampled(
 
 
 def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequence[Lap], *, together: bool) -> None:
-    """Put the loss at the end of each lap on record, by the steps done until then: of ranks that train `together` the
-    mean, since each sees its own data."""
+    """The loss after each lap, by the steps done until then: of ranks `together`, which see other data, the mean."""
     steps, losses = itertools.accumulate(len(each.steps) for each in course), [each.loss for each in course]
     if together:
         losses = [fmean(column) for column in zip(*everyones(rank, losses), strict=True)]
@@ -106,8 +103,7 @@ def record_losses(rank: Rank, training: Mapping[str, Condition], course: Sequenc
 
 def utilization(rank: Rank, computed: float) -> float | None:
     """The share of the time in which the GPU ran anything, as NVML has it right after a lap: of its last sample period,
-    a sixth of a second to a second (nvml.h, nvmlUtilization_t). Of a CPU rank the share of a core that it used, of what
-    it `computed`."""
+    a sixth of a second to a second (nvml.h, nvmlUtilization_t). Of a CPU rank the part of a core that it `computed`."""
     if rank.gpu is None:
         return min(1.0, computed)
     with nvml.of_gpu(rank.gpu) as driver:
@@ -116,8 +112,6 @@ def utilization(rank: Rank, computed: float) -> float | None:
 
 
 def without_communication(module: nn.Module, step: Step) -> Step:
-    """The same step without communication, after which ranks differ."""
-
     def alone() -> Tensor:
         with without_sync(module):
             return step()
@@ -132,8 +126,7 @@ def slowest_of(rank: Rank, seconds: Iterable[float]) -> list[float]:
 def communication_share(
     rank: Rank, conditions: Mapping[str, Condition], usual: Iterable[float], quiet: Iterable[float]
 ) -> Reading:
-    """What the slowest rank's step is longer with communication than without, as a part of it, lap by lap. `usual` and
-    `quiet`: seconds of a step with and without."""
+    """By which part the slowest rank's step is longer with communication (`usual`, seconds) than without (`quiet`)."""
     with_it, without = slowest_of(rank, usual), slowest_of(rank, quiet)
     shares = tuple(max(0.0, 1 - alone / all_in) for all_in, alone in zip(with_it, without, strict=True))
     details = {"step": f"{ms(median(with_it))} with communication, {ms(median(without))} without"}
@@ -203,7 +196,7 @@ def module_of(rank: Rank, training: Plan, *, together: bool = True) -> nn.Module
 
 
 def synthetic_batch(rank: Rank, training: Plan) -> tuple[Tensor, Tensor]:
-    """Random images and labels on the device, other ones on each rank."""
+    """Images and labels, other ones on each rank."""
     torch.manual_seed(1 + rank.index)
     images = torch.randn(training.batch, 3, training.pixels, training.pixels, device=rank.device)
     labels = torch.randint(1000, (training.batch,), device=rank.device)
@@ -223,8 +216,8 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
 
 
 def fed(module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batches: int = 1) -> FedStep:
-    """Forward, backward and optimizer of a module that gives its loss. Of several `batches` the gradients stay on their
-    rank (no_sync of DDP) until the last of them."""
+    """Forward, backward and optimizer of a module that gives its loss. Of several `batches` gradients stay on their
+    rank until the last of them."""
     count = 1  # DDP must have reduced once before it may leave it out
 
     def step(*batch: Tensor) -> Tensor:
@@ -260,9 +253,8 @@ def train_throughput(
 
     `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
     slowest. Otherwise each GPU trains a model of its own at the same time, which a slow neighbour cannot pull down.
-    `closely`: also the share of a step that communication takes, of several ranks, by laps with and without it in
-    turns, and the share of the time in which each GPU is busy. FloatingPointError if the loss is not finite,
-    MemoryError if a batch that was asked for does not fit.
+    `closely`: also what share of a step communication takes, and of the time in which each GPU is busy.
+    FloatingPointError if the loss is not finite, MemoryError if a batch that was asked for does not fit.
     """
     training = recipes.plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
@@ -286,7 +278,8 @@ def train_throughput(
     if rank.device.type == "cuda":
         tried = training.tried
         about["convolutions"] = f"by the fastest of {tried} algorithms" if tried else "as cuDNN's heuristics choose"
-    readings = [throughput("train_throughput", ranks * training.batch, laps.usual, conditions, together, about)]
+    images = ranks * training.batch
+    readings = [throughput("train_throughput", images, laps.usual, conditions, together, details=about)]
     if quiet:
         readings.append(communication_share(rank, conditions, *([each.mean for each in some] for some in laps[:2])))
     if closely and laps.busy:
@@ -295,39 +288,28 @@ def train_throughput(
 
 
 def throughput(
-    metric: str,
-    units: int,
-    laps: Iterable[Lap],
-    conditions: Mapping[str, Condition],
-    together: bool,
-    details: Mapping[str, Condition] = {},
-    state: GpuState | None = None,
+    metric: str, units: int, laps: Iterable[Lap], conditions: Mapping[str, Condition], together: bool, **more: Any
 ) -> Reading:
     """Images or tokens/s, of so many in a step: of all ranks `together`, or of this one ("solo_")."""
     rates = tuple(units / each.mean for each in laps)
     name, place = (metric, WORLD) if together else (f"solo_{metric}", None)
-    return Reading(metric_under(name, conditions), median(rates), conditions, rates, place, details, state)
+    return Reading(metric_under(name, conditions), median(rates), conditions, rates, place, **more)
 
 
 def details(
     rank: Rank, computed: str, first: Lap, usual: Sequence[Lap], quiet: Sequence[Lap] = ()
 ) -> dict[str, Condition]:
     """What a throughput was computed with, that the network learned, and how long the steps of each rank took."""
-    times = sorted(seconds for each in usual for seconds in each.steps)
     # Ranks that wait for each other show one time: without communication each shows its own.
-    own = median(seconds for each in (quiet or usual) for seconds in each.steps)
-    p95 = times[math.ceil(0.95 * len(times)) - 1]
+    times = [median(seconds for each in some for seconds in each.steps) for some in (usual, quiet or usual)]
     memory, index = (torch.cuda.max_memory_allocated(), rank.gpu.index) if rank.gpu is not None else (0, rank.index)
-    every = everyones(rank, [median(times), p95, own, memory, index, first.loss, usual[-1].loss])
-    steps, p95s, owns, memories, indices, before, after = zip(*every, strict=True)
-    found: dict[str, Condition] = {
-        "computed": computed,
-        "step": f"{ms(median(steps))}, 95 % within {ms(max(p95s))}",
-    }
+    every = everyones(rank, [*times, memory, index, first.loss, usual[-1].loss])
+    steps, own, memories, indices, before, after = zip(*every, strict=True)
+    found: dict[str, Condition] = {"computed": computed, "step": ms(median(steps))}
     if rank.size > 1:
         alone = " without communication" if quiet else ""
-        who = f"{'rank' if rank.gpu is None else 'GPU'} {indices[owns.index(max(owns))]:.0f}"
-        found["slowest"] = f"{who} with {ms(max(owns))}{alone}, median {ms(median(owns))}"
+        who = f"{'rank' if rank.gpu is None else 'GPU'} {indices[own.index(max(own))]:.0f}"
+        found["slowest"] = f"{who} with {ms(max(own))}{alone}, median {ms(median(own))}"
     found["loss"] = f"{fmean(before):.3g} at first, {fmean(after):.3g} in the end"
     if rank.gpu is not None:
         found["memory"] = f"{max(memories) / GiB:.1f} GiB a GPU"

@@ -84,8 +84,8 @@ def fill_memory(
     rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float
 ) -> tuple[list[Reading], list[str]]:
     """Images/s and the memory in use, by the driver's count, of training for so many seconds with a batch that fills at
-    least 95 % of every GPU's memory; and what is wrong with that memory. Out of memory is an answer while that batch is
-    looked for; once training has begun it is an error."""
+    least 95 % of every GPU's memory; and what is wrong with that memory. Once training has begun out of memory is an
+    error."""
     training = plan(recipe, workload, rank.device, "sweep")
     # Trying algorithms would fail at random with so little memory left.
     with loop.precision(training, benchmark=False):
@@ -129,7 +129,6 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
     train = _trainer(rank, training)
 
     def fits(batch: int) -> bool:
-        """Whether training with this batch has the memory that it needs on every GPU, and leaves some."""
         loop.release(rank.device)
         done = within_memory(partial(train, batch, 1, alone=True), rank.device)
         free, total = torch.cuda.mem_get_info()
@@ -147,7 +146,7 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
 
 
 def largest(works: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest batch from `low`, which works, to `high`, within a sixty-fourth of itself."""
+    """From `low`, which works, within a sixty-fourth of itself."""
     if works(high):
         return high
     while high - low > max(1, RESOLUTION * low):

@@ -51,10 +51,9 @@ class Shape:
 
     @property
     def flop_a_token(self) -> float:
-        """Operations of a training step for each token, 6N + 12 L H Q T: Chowdhery et al. 2022 (PaLM,
-        arXiv:2204.02311), appendix B. N: weights that are multiplied; L layers of H heads of Q numbers; T tokens a
-        sequence. As there, the half of attention that a causal mask leaves out is counted, and nothing that is computed
-        a second time."""
+        """Operations of a training step for each token, 6N + 12 L H Q T (Chowdhery et al. 2022, PaLM, arXiv:2204.02311,
+        appendix B): N weights that are multiplied, L layers of H heads of Q numbers, T tokens a sequence. As there, the
+        half of attention that a causal mask leaves out is counted, and nothing that is computed a second time."""
         return 6 * self.multiplied + 12 * self.layers * self.width * self.sequence
 
     @property
@@ -70,9 +69,8 @@ class Shape:
 
     @property
     def bytes_of_a_sequence(self) -> int:
-        """GPU memory of what forward keeps for backward, in 16 bits: of a layer both norms' inputs and outputs,
-        queries, keys, values, the output of attention, and four of the hidden width; of the loss the logits in 16 bits,
-        in float32, their softmax and its gradient."""
+        """What forward keeps for backward, in 16 bits: of a layer both norms' inputs and outputs, queries, keys and
+        values, attention, and four of the hidden width; of the loss the logits, in float32, softmax and gradient."""
         return self.sequence * (self.layers * (18 * self.width + 8 * self.hidden) + 14 * self.vocabulary)
 
 
@@ -133,7 +131,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Gives the loss of a batch: the mean cross entropy of the next token, in float32."""
+    """Gives the loss of a batch."""
 
     rotation: Tensor
 
@@ -170,8 +168,7 @@ def rotated(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def transformer(shape: Shape, recipe: str, device: torch.device) -> Transformer:
-    """The model, with the same weights on every device of one kind."""
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # the same weights on every device of one kind
     with device:  # made there: on the CPU it takes seconds
         made = Transformer(shape, recipe)
     return made.train()
@@ -188,8 +185,7 @@ ALONE, TOGETHER = "", ("ddp", "fsdp")
 
 
 def fitting_model(rank: Rank, model: str | None = None) -> tuple[str, int]:
-    """A model by the name of its shape, by default the largest that fits, and its batch, to which all ranks come alike:
-    half of the shape's, or a quarter, where the memory of the smallest GPU has room for no more."""
+    """A model by the name of its shape, by default the largest that fits the smallest GPU, and its batch there."""
     must_have(RECIPE, rank.device)
     if rank.device.type == "cpu":
         return REHEARSAL, SHAPES[REHEARSAL].batch
@@ -218,8 +214,8 @@ def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tupl
 
 
 def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Step, torch.optim.Optimizer]:
-    """A step of training, and AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch
-    do not fuse."""
+    """A step, and AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not
+    fuse."""
     parameters = list(module.parameters())
     device = parameters[0].device.type
     optimizer = make_optimizer("adamw", parameters, fused=method != "fsdp" and device == "cuda")
@@ -257,12 +253,12 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     alone, under = under | {"ranks": 1, "method": NO_SYNC}, under | ({"method": method} if method else {})
     loop.record_losses(rank, under, course, together=together)
 
-    def reading(of: list[loop.Lap], conditions: dict[str, Condition], together: bool) -> Reading:
+    def reading(of: list[loop.Lap], at: dict[str, Condition], together: bool) -> Reading:
         tokens = (rank.size if together else 1) * batch * shape.sequence  # of a step
         flop = batch * shape.sequence / median(each.mean for each in of) * shape.flop_a_token
         about = loop.details(rank, "in bf16, with weights, optimizer and loss in fp32", course[0], of)
         about["TFLOP/s a GPU"] = float(f"{flop / 1e12:.4g}")
-        return loop.throughput("token_throughput", tokens, of, conditions, together, about, watch.state)
+        return loop.throughput("token_throughput", tokens, of, at, together, details=about, gpu_state=watch.state)
 
     readings = [reading(laps.usual, under, together)]
     if quiet:
@@ -298,7 +294,7 @@ def _record(rank: Rank, recipe: str, losses: Sequence[float], **together: Condit
 def _trained(
     rank: Rank, recipe: str, method: str, parts: Iterable[int], steps: int = STEPS
 ) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
-    """The losses of so many steps on the sequences of these ranks, and what was trained, by what."""
+    """The losses of steps on the sequences of these ranks, and what was trained, by what."""
     shape = SHAPES[_compared(rank)]
     with full_precision():
         model = transformer(shape, recipe, rank.device)
@@ -312,7 +308,7 @@ def _trained(
 @loop.returns_memory
 def follows_fp32(rank: Rank) -> str:
     """Which first gradients of a small transformer in bf16 differ from those in float32, where the losses part, or that
-    it did not learn: each rank alone, all on the same data."""
+    it did not learn; each rank alone."""
     must_have(RECIPE, rank.device)
 
     def first_gradients(recipe: str) -> dict[str, Tensor]:
@@ -330,8 +326,7 @@ def follows_fp32(rank: Rank) -> str:
 
 @loop.returns_memory
 def trains_as_one(rank: Rank, method: str) -> str:
-    """Train a small transformer in float32 by "ddp" or "fsdp", each rank on data of its own, and alone on the data of
-    all: where the losses part, or that it did not learn; "" if neither."""
+    """The same of one in float32 by "ddp" or "fsdp", each rank on data of its own, and alone on the data of all."""
     with rank.phase(f"transformer by {method}, against one rank"):
         alone, *_ = _trained(rank, "fp32", ALONE, range(rank.size))
         own, *_ = _trained(rank, "fp32", method, [rank.index])
@@ -343,8 +338,7 @@ def trains_as_one(rank: Rank, method: str) -> str:
 
 @loop.returns_memory
 def ends_alike(rank: Rank) -> str:
-    """Which weights, gradients or moments of Adam of a small transformer differ in any bit from those of most ranks,
-    after training by DDP, each rank on data of its own."""
+    """Which weights, gradients or moments of Adam differ in any bit from those of most ranks, after training by DDP."""
     must_have(RECIPE, rank.device)
     with rank.phase("transformer in bf16 by ddp, compared between ranks"):
         _, module, optimizer = _trained(rank, RECIPE, "ddp", [rank.index])
@@ -357,7 +351,7 @@ def ends_alike(rank: Rank) -> str:
 
 
 def unlike(gradients: dict[str, Tensor], exact: dict[str, Tensor], tolerance: float) -> str:
-    """How many gradients differ from the exact ones by more than a part of their length, as NaN does, and the worst."""
+    """How many gradients are off by more than a part of their length, as NaN is, and the worst; "" if none."""
     parts = {name: float((gradients[name] - right).norm() / right.norm()) for name, right in exact.items()}
     wrong = {name: part for name, part in parts.items() if not part <= tolerance}
     if not wrong:
