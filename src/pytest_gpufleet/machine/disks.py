@@ -79,9 +79,7 @@ def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHea
     if not names:
         raise Absent("this system shows no drive of its own")
     try:
-        return tuple(
-            tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=f"{name}: {why}"))
-        )
+        return tuple(tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=why)))
     except Unreadable as why:
         if tools.in_container(root) and not any((root / "dev" / name).exists() for name in names):
             raise tools.hides_host() from None
