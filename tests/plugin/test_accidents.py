@@ -13,7 +13,6 @@ from importlib.metadata import version
 import pytest
 
 from pytest_gpufleet.model.suite import Suite
-from pytest_gpufleet.report.machine_section import FILES_OF_OTHERS
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.verdict import concluded
 from tests.conftest import ACCEPTANCE, RECORDED, REPORTS, ROOT
@@ -100,26 +99,22 @@ def plugin(text):
 
 
 CACHE = ("-p", "cacheprovider", "-p", "stepwise")
-HARMLESS = {
-    "-W error": Accident(("-W", "error")),
-    "--import-mode=importlib": Accident(("--import-mode=importlib",)),
-    "--import-mode=append": Accident(("--import-mode=append",), files={"acceptance/__init__.py": ""}),
-    "--doctest-modules": Accident(("--doctest-modules",)),
-    "--strict": Accident(("--strict-markers", "--strict-config"), ini="xfail_strict = true"),
-    "--timeout": Accident(("--timeout=0.01",)),
-    "usefixtures": Accident(ini="usefixtures = tmp_path capsys"),
-    "asyncio_mode": Accident(**plugin(ASYNC), ini="asyncio_mode = auto"),
-    "random order": Accident(**plugin(RANDOM_ORDER)),
-    "--reruns": Accident(("-p", "other", "--reruns=2"), files={"other.py": RERUNS}),
-    "-n 0": Accident(("-n", "0")),
-    "--lf, and none failed": Accident((*CACHE, "--lf")),
-    "--ff": Accident((*CACHE, "--ff"), files=cached("lastfailed", {XID: True})),
-    "--trace-config": Accident(("--trace-config",)),
-    "-p no:html": Accident(("-p", "no:html", "-p", "no:metadata")),
-    "-p no:terminal": Accident(("-p", "no:terminal")),
-    "a conftest.py above": Accident(
-        files={"conftest.py": "import pytest\n\n@pytest.fixture\ndef site():\n    return 1\n"}
+HARMLESS = {  # several at once, as far as they let each other be
+    "-W error, --strict, a conftest.py above, --trace-config": Accident(
+        ("-W", "error", "--strict-markers", "--strict-config", "--trace-config", "-n", "0"),
+        ini="xfail_strict = true",
+        files={"conftest.py": "import pytest\n\n@pytest.fixture\ndef site():\n    return 1\n"},
     ),
+    "--import-mode=importlib, --doctest-modules": Accident(("--import-mode=importlib", "--doctest-modules")),
+    "--import-mode=append, usefixtures, --timeout": Accident(
+        ("--import-mode=append", "--timeout=0.01"), "usefixtures = tmp_path capsys", {"acceptance/__init__.py": ""}
+    ),
+    "asyncio_mode, random order": Accident(**plugin(ASYNC + RANDOM_ORDER), ini="asyncio_mode = auto"),
+    "--reruns, -p no:html": Accident(
+        ("-p", "other", "--reruns=2", "-p", "no:html", "-p", "no:metadata"), files={"other.py": RERUNS}
+    ),
+    "--lf, and none failed": Accident((*CACHE, "--lf")),
+    "--ff, -p no:terminal": Accident((*CACHE, "--ff", "-p", "no:terminal"), files=cached("lastfailed", {XID: True})),
 }
 SHORTENED = {
     "-k": Accident(("-k", "xid or memory_error")),
@@ -179,13 +174,9 @@ def test_a_test_that_is_run_again_until_it_passes_has_failed(run_pytest):
     assert (run.outcomes["test_it"], run.record.verdict, run.status) == ("failed", "REJECTED", 1), run.text
 
 
-@pytest.mark.parametrize(
-    ("variables", "status", "words"),
-    [({"PYTHONWARNINGS": "error"}, 0, "ACCEPTED"), ({"PYTHONOPTIMIZE": "1"}, 4, "python -O")],
-)
-def test_what_a_python_begins_with(variables, status, words, run_fresh):
-    run = Accident(("--assert=plain",), variables=variables).run(run_fresh)
-    assert (run.status, words in run.text) == (status, True), run.text
+def test_warnings_that_are_errors_from_the_start_change_nothing(run_fresh):
+    run = Accident(("--assert=plain",), variables={"PYTHONWARNINGS": "error"}).run(run_fresh)
+    assert (run.record.verdict, run.status) == ("ACCEPTED", 0), run.text
 
 
 def test_what_else_ran_is_on_record(run_fresh, tmp_path):
@@ -202,4 +193,4 @@ def test_what_else_ran_is_on_record(run_fresh, tmp_path):
     assert sums == {str(path): sha256(path) for path in (*conftests, site)}
     page = facts_on_the_page(run.record)
     assert f"xdist {versions['xdist']}" in page["Plugins of pytest"]
-    assert str(run.root / "conftest.py") in page[FILES_OF_OTHERS]
+    assert str(run.root / "conftest.py") in page["conftest.py, sitecustomize.py"]
