@@ -172,7 +172,6 @@ class HostFound(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "host", typed_facts(self.host))
 
     def get(self, fact: str) -> Any:
-        """A fact, or None where it cannot be had."""
         value = self.host.get(fact)
         return None if isinstance(value, Missing) else value
 

@@ -174,7 +174,6 @@ class Gpu:
         return self.facts.get(fact, Missing("not recorded", absent=True))
 
     def get(self, fact: str) -> Any:
-        """A fact, or None where it cannot be had."""
         value = self[fact]
         return None if isinstance(value, Missing) else value
 
@@ -216,7 +215,6 @@ class Gpu:
 
     @property
     def of_data_centre(self) -> bool:
-        """Whether only GPUs of data centres have its architecture."""
         known = ARCHITECTURES.get(self.compute_capability or (0, 0))
         return known is not None and known.data_centre
 

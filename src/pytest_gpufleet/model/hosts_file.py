@@ -40,20 +40,16 @@ def read_hosts(path: Path) -> dict[str, str]:
 def expanded(text: str, where: str) -> Iterator[str]:
     """The names of "node-[001,003-007],head". Refused if one is none: `where` it stands."""
     for each in BETWEEN.split(text):
-        yield from _names(each, where)
-
-
-def _names(text: str, where: str) -> Iterator[str]:
-    ranges = RANGES.search(text)
-    if ranges is None:
-        if text and not NAME.fullmatch(text):
-            raise Refused(f"{where}: {text!r} is no name of a host")
-        yield from filter(None, [text])
-        return
-    for each in ranges[1].split(","):
-        found = RANGE.fullmatch(each.strip())
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise Refused(f"{where}: {each.strip()!r} is no range of numbers like 003-007")
-        for number in range(int(found[1]), int(found[2] or found[1]) + 1):
-            digits = f"{number:0{len(found[1])}}"  # as many as the first number has
-            yield from _names(text[: ranges.start()] + digits + text[ranges.end() :], where)
+        ranges = RANGES.search(each)
+        if ranges is None and each and not NAME.fullmatch(each):
+            raise Refused(f"{where}: {each!r} is no name of a host")
+        if ranges is None:
+            yield from filter(None, [each])
+            continue
+        for numbers in map(str.strip, ranges[1].split(",")):
+            found = RANGE.fullmatch(numbers)
+            if found is None or int(found[2] or found[1]) < int(found[1]):
+                raise Refused(f"{where}: {numbers!r} is no range of numbers like 003-007")
+            for number in range(int(found[1]), int(found[2] or found[1]) + 1):
+                digits = f"{number:0{len(found[1])}}"  # as many as the first number has
+                yield from expanded(each[: ranges.start()] + digits + each[ranges.end() :], where)

@@ -94,11 +94,6 @@ def gpu(index: int, node: int = 0) -> Place:
     return Place(node, "gpu", index)
 
 
-def numa_node(index: int, node: int = 0) -> Place:
-    """Processors of a node and the memory next to them, by the kernel's number."""
-    return Place(node, "numa", index)
-
-
 def on_node(where: Where, node: int) -> Where:
     """The same place of another node. All ranks of a run on one machine are that node."""
     moved = [Place(node, "node" if part.kind == "world" else part.kind, part.index) for part in where.parts]
@@ -113,7 +108,6 @@ def read(text: str) -> Where:
 
 
 def where(given: Where | str) -> Where:
-    """A place, also by its text."""
     return given if isinstance(given, Where) else read(given)
 
 

@@ -83,7 +83,6 @@ class Record:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The names of the nodes, by their numbers."""
         return {node.index: node.host for node in self.run.nodes} or {0: self.run.host}
 
     def node(self, number: int) -> events.NodeFound:

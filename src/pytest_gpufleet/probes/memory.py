@@ -17,11 +17,11 @@ from torch import Tensor
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
-from pytest_gpufleet.model import place
 from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Measurement, Reading
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.comparison import SHOWN, hexadecimal
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import read_under_load, samples, warm_up
@@ -142,7 +142,7 @@ def _triad(
         by_processor = list(threads.map(rates, processors, itertools.cycle(near)))
     samples = tuple(map(sum, zip(*by_processor, strict=True)))
     details = {"processors": len(processors), "bytes": nbytes * len(processors)}
-    where = place.numa_node(number, rank.node)
+    where = Place(rank.node, "numa", number)
     return Reading("host_memory_bandwidth", median(samples), {"operation": operation}, samples, where, details)
 
 

@@ -65,7 +65,6 @@ class RunFolder:
         return self.path / REPORT
 
     def of_node(self, node: NodeFound) -> "RunFolder":
-        """Where the folder of a node's own run is, in that of a cluster's."""
         return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
 
     def own_runs(self, record: Record) -> dict[int, HostRun]:

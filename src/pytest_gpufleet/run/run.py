@@ -116,7 +116,6 @@ class Run:
 
     @cached_property
     def order(self) -> events.Order | None:
-        """What was bought, None if nobody said. Refused if the file is bad."""
         with naming("--fleet-order"):
             return orders.load(self.options.order) if self.options.order else None
 
@@ -186,7 +185,6 @@ class Run:
                 self.evidence.add(event)
 
     def accuse(self, fault: Fault) -> None:
-        """Put on record what is wrong, and tell who listens."""
         self.record(events.FaultFound(fault=fault))
         self.hear_fault(fault)
 

@@ -166,13 +166,11 @@ class Option:
 
     @property
     def name(self) -> str:
-        """As argparse and ini files call it."""
         return self.flag.lstrip("-").replace("-", "_")
 
 
 # ruff: noqa: RUF009 - it makes a field, as dataclasses.field does
 def _option(default: Any, *option: Any, **how: Any) -> Any:
-    """A field of Options, with its Option."""
     return field(default=default, metadata={"option": Option(*option, **how)})
 
 

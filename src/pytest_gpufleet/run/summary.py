@@ -219,12 +219,10 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
 
 
 def text(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> str:
-    """The summary as the file has it."""
     return json.dumps(codec.plain(summary(record, sha256, report_sha256, runs)), indent=1, allow_nan=False) + "\n"
 
 
 def schema() -> str:
-    """The JSON Schema of the file."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "summary.json of pytest-gpufleet"}
     return json.dumps(dialect | msgspec.json.schema(Summary, schema_hook=lambda _: {"type": "string"}), indent=1)
 

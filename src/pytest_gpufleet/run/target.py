@@ -38,12 +38,10 @@ class Target:
 
     @property
     def why(self) -> str:
-        """Why there are no GPUs."""
         return self.topology.absent
 
     @property
     def size(self) -> int:
-        """How many ranks there can be."""
         return self.rehearsal_ranks or len(self.topology.gpus)
 
     def headline(self, level: str, basis: str) -> str:
@@ -70,7 +68,6 @@ class OwnMachine(Target):
 
     @cached_property
     def machine(self) -> Machine:
-        """Everything about the GPUs of this run and their host."""
         return take(self.node)
 
     @property
