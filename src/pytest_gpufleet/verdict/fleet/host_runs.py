@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -77,7 +77,7 @@ class HostRun:
 NodeRuns = Mapping[int, HostRun]
 
 
-class Unusable(NamedTuple):
+class Unusable(msgspec.Struct, frozen=True):
     """A folder of which nothing counts, and why. `host`: whose it says that it is, if it says so."""
 
     folder: str
@@ -85,7 +85,7 @@ class Unusable(NamedTuple):
     why: str
 
 
-class Gap(NamedTuple):
+class Gap(msgspec.Struct, frozen=True):
     """What keeps a fleet from being complete: the hosts, by their names, and what it is."""
 
     kind: GapKind
