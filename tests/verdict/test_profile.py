@@ -279,9 +279,10 @@ def test_a_limit_for_a_figure_of_an_authors_own_check(tmp_path):
     assert profile.limit_for(slow) is profile.limits[0]
     assert judge(slow, profile, GpuTopology(), "test_a.py::test_it", rehearsal=False).missed == (gpu(0),)
     profile = load(write(tmp_path, HEAD + OWN.replace("min = 1000", "reference = 1000")))  # less 3 %
-    states = [judge(replace(slow, values={"gpu0": value}), profile, GpuTopology(), "x", rehearsal=False).state
-              for value in (999.0, 960.0)]  # fmt: skip
-    assert states == ["met", "missed"]
+    # Nobody tells by how much GPUs differ, so each is held against it: beside three others 96 % would be in the mean.
+    found = [judge(replace(slow, values={"gpu0": value, **dict.fromkeys(("gpu1", "gpu2", "gpu3"), 1000.0)}), profile,
+                   GpuTopology(), "x", rehearsal=False) for value in (999.0, 960.0)]  # fmt: skip
+    assert [(each.state, each.missed) for each in found] == [("met", ()), ("missed", (gpu(0),))]
 
 
 @pytest.mark.parametrize(("unit", "better", "words"), [

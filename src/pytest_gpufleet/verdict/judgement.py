@@ -104,12 +104,13 @@ def counted(record: Record) -> int:
 
 
 def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
-    """A limit as it is on this machine: of a reference the line below it that the mean of the places must not be worse
-    than, by how much healthy machines differ, or by a fixed tolerance where nobody knows that."""
+    """A limit as it is on this machine: of a reference the line below it that the mean of the places, or each without
+    peers, must not be worse than, by how much healthy machines differ, or by a fixed tolerance where nobody knows."""
     part = topology.part if "part" in limit.conditions else ""
     if limit.reference is None or not measurement.values:
         return limit
-    known, gpus = limits.spread_for(measurement, topology.fabric, part), len(measurement.values)
+    known = limits.spread_for(measurement, topology.fabric, part)
+    gpus = 1 if measurement.definition.peer_tolerance is None else len(measurement.values)
     worse = known.machine_line(limit.reference.machines, gpus, count).at
     between = known.seen and known.seen[1]
     noise = Noise(known.sd(gpus), between.gpus, between.machines, count) if between else None
@@ -167,11 +168,11 @@ def held(finding: Finding, topology: GpuTopology, no_limit: str, rehearsal: bool
     if not measurement.values:  # which would meet every limit
         return unjudged(limit=None, tolerances=(), reason="nothing was measured")
     slower = slower_than_peers(measurement, finding.tolerances, topology)
-    # Against a floor each place is held by its own value; against what follows from a reference the mean of all that
-    # are possible and no slower than their peers, whose fault is none of the machine.
+    # Against a floor each place is held by its own value, and so is one without peers; against what follows from a
+    # reference the mean of all that are possible and no slower than their peers, whose fault is none of the machine.
     values, unlike = dict(measurement.values), slower or {}
     alike = [at for at, value in values.items() if at not in unlike and _possible(value, measurement)]
-    if limit and limit.reference and alike:
+    if limit and limit.reference and alike and slower is not None:
         mean = fmean(values[at] for at in alike)
         values = {at: mean if at in alike else value for at, value in values.items() if at not in unlike}
     impossible = {at for at, value in measurement.values.items() if not _possible(value, measurement)}
