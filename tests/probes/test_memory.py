@@ -1,13 +1,10 @@
 """Memory of a GPU and of the host: patterns, clocks while it is copied, and bandwidth at each NUMA node."""
 
-import math
 import re
 import sys
 import threading
 from contextlib import nullcontext
-from operator import mul
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +19,6 @@ from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
 from tests.machine.fake_nvml import Card, FakeNvml, not_supported
-from tests.planted import figures
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
@@ -229,12 +225,3 @@ def test_the_thread_that_failed_tells_why(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     with pytest.raises(MemoryError, match="no more"):
         memory._triad(rank, 0, [0, 1, 2], [0, 1, 2], 8, 0.0, "triad")
-
-
-def test_revisions_of_a_board_differ_in_copy_and_in_triad_and_not_in_the_mean_of_both():
-    """Recorded: of four machines with H200 one has boards with another part number."""
-    each = [figures(name, "memory_bandwidth") for name in ("h200x4-a", "h200x4-b", "h200x4-c", "h200x2-g")]
-    copies, triads = ([fmean(machine[index].values.values()) for machine in each] for index in (0, 1))
-    apart = [max(values) / min(values) - 1 for values in (copies, triads, [*map(math.sqrt, map(mul, copies, triads))])]
-    assert min(apart[:2]) > 0.005
-    assert apart[2] < 0.0012

@@ -49,18 +49,6 @@ def test_loss_and_gradients_are_those_of_plain_attention(monkeypatch):
         assert torch.allclose(grad, plain[name], rtol=1e-8, atol=1e-12), name
 
 
-def test_no_token_sees_those_that_follow():
-    model = transformer(TINY, "fp32", CPU)
-    seen = []
-    model.logits.register_forward_hook(lambda layer, given, result: seen.append(result.detach()))
-    tokens, following = sequences(TINY, 1, 0, CPU)
-    model(tokens, following)
-    tokens[0, 20:] = (tokens[0, 20:] + 7) % TINY.vocabulary
-    model(tokens, following)
-    assert torch.equal(seen[0][0, :20], seen[1][0, :20])
-    assert not torch.equal(seen[0][0, 20:], seen[1][0, 20:])
-
-
 def test_rotated_products_depend_on_distance_alone():
     rotation = rotary(TINY).double()
     q, k = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)

@@ -1,11 +1,13 @@
 """Elements that are not what they should be, counted and described."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 SHOWN = 3  # elements that are described
+Shown = Callable[[Tensor], object]
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,11 +22,7 @@ def hexadecimal(element: Tensor) -> str:
 
 
 def unlike(
-    found: Tensor,
-    right: Tensor,
-    at: Callable[..., str],
-    shown: Callable[[Tensor], object] = Tensor.item,
-    wrong: Tensor | None = None,
+    found: Tensor, right: Tensor, at: Callable[..., str], shown: Shown = Tensor.item, wrong: Tensor | None = None
 ) -> tuple[int, list[str]]:
     """How many elements are not equal to those of another tensor (NaN never is), or are `wrong`, and what the first of
     them are; `at(*index)` says where one is."""
@@ -34,14 +32,7 @@ def unlike(
     return int(wrong.sum()), texts
 
 
-def wrong_elements(
-    found: Tensor,
-    right: Tensor,
-    noun: str = "elements",
-    at: str = "[{}]",
-    shown: Callable[[Tensor], object] = Tensor.item,
-    wrong: Tensor | None = None,
-) -> str:
+def wrong_elements(found: Tensor, right: Tensor, noun: str = "elements", at: str = "[{}]", **how: Any) -> str:
     """The same in a text; "" if none is wrong."""
-    count, texts = unlike(found, right, at.format, shown, wrong)
+    count, texts = unlike(found, right, at.format, **how)
     return f"{count:,} of {found.numel():,} {noun} are wrong: {'; '.join(texts)}" if count else ""

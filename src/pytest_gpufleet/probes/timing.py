@@ -20,6 +20,7 @@ SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
 
 Stream = torch.cuda.Stream | None  # None of a CPU
 Mark = Any  # an event of a stream; of a CPU a moment
+Work = Callable[[], object]
 
 
 def mark(stream: Stream) -> Mark:
@@ -44,7 +45,7 @@ def own_stream(device: torch.device) -> Stream:
     return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def parts(device: torch.device, work: Callable[[], object], repeats: int, count: int) -> list[float]:
+def parts(device: torch.device, work: Work, repeats: int, count: int) -> list[float]:
     """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap."""
     stream = current_stream(device)
     marks = [mark(stream)]
@@ -57,31 +58,29 @@ def parts(device: torch.device, work: Callable[[], object], repeats: int, count:
     return [between(*ends) / repeats for ends in itertools.pairwise(marks)]
 
 
-def seconds_each(device: torch.device, work: Callable[[], object], repeats: int) -> float:
+def seconds_each(device: torch.device, work: Work, repeats: int) -> float:
     return parts(device, work, repeats, 1)[0]
 
 
-def calls_in(device: torch.device, work: Callable[[], object], seconds: float) -> int:
+def calls_in(device: torch.device, work: Work, seconds: float) -> int:
     return max(1, math.ceil(seconds / seconds_each(device, work, 3)))
 
 
-def warm_up(device: torch.device, work: Callable[[], object], seconds: float) -> None:
+def warm_up(device: torch.device, work: Work, seconds: float) -> None:
     """Do the work until clock and power have settled."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         seconds_each(device, work, 10)
 
 
-def samples(device: torch.device, work: Callable[[], object]) -> tuple[float, ...]:
+def samples(device: torch.device, work: Work) -> tuple[float, ...]:
     """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill SAMPLE_SECONDS."""
     work()  # the first call may load or choose a kernel
     repeats = calls_in(device, work, SAMPLE_SECONDS[device.type])
     return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
 
 
-def read_under_load(
-    rank: Rank, load: Callable[[], object], facts: Sequence[str], seconds: float
-) -> Iterator[list[Any]]:
+def read_under_load(rank: Rank, load: Work, facts: Sequence[str], seconds: float) -> Iterator[list[Any]]:
     """Facts of this rank's GPU, again and again for so many seconds, each time while a `load` is under way. None where
     NVML does not know one; RuntimeError if it cannot be read."""
     assert rank.gpu is not None
@@ -122,13 +121,7 @@ class Timing(NamedTuple):
     runs: int
 
 
-def timing(
-    rank: Rank,
-    launch: Callable[[], object],
-    samples: int,
-    before: Callable[[], object] = lambda: None,
-    longest: float = RUN_SECONDS,
-) -> Timing:
+def timing(rank: Rank, launch: Work, samples: int, before: Work = lambda: None, longest: float = RUN_SECONDS) -> Timing:
     """Time an operation of all ranks, which `launch` starts on the current stream (a CPU rank waits for it). `before`
     is called ahead of each run, outside its time; a run takes `longest` seconds at most, or two operations."""
     device, ahead = rank.device.type, 0
@@ -153,7 +146,7 @@ def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, i
     return iterations, runs, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / each))
 
 
-def seconds(rank: Rank, launch: Callable[[], object], iterations: int, ahead: int = 0) -> float:
+def seconds(rank: Rank, launch: Work, iterations: int, ahead: int = 0) -> float:
     """Seconds that one operation takes, of `iterations` in a row behind `ahead` untimed ones, as this rank sees it."""
     line_up(rank)
     if rank.device.type != "cuda":
@@ -209,7 +202,7 @@ AHEAD = 3  # replays before those that are timed
 RUNS = 3  # of a sample. What disturbs a machine now and then spoils some of them, and not their median
 
 
-def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing | None:
+def replayed(rank: Rank, launch: Work, samples: int) -> Timing | None:
     """As `timing`, of many operations in one CUDA graph. None, on all ranks, on CPU ranks and where a GPU cannot
     capture the operation, as with TORCH_NCCL_BLOCKING_WAIT=1: ranks that launch otherwise would wait for ever."""
     if rank.device.type != "cuda":
@@ -238,7 +231,7 @@ def replayed(rank: Rank, launch: Callable[[], object], samples: int) -> Timing |
 END_OF_CAPTURE = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
-def captured(do: Callable[[], object], runs: int = 0, pool: Any = None) -> torch.cuda.CUDAGraph:
+def captured(do: Work, runs: int = 0, pool: Any = None) -> torch.cuda.CUDAGraph:
     """`do` as a CUDA graph, captured on a stream of its own after so many runs there: what is set up at a first use
     cannot be captured. RuntimeError if something in it cannot; the stream of before is current again then."""
     graph, before, pool = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), pool or torch.cuda.graph_pool_handle()

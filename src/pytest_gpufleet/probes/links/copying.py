@@ -410,4 +410,4 @@ def fill(words: Tensor, seed: int) -> Tensor:
 
 def difference(words: Tensor, expected: Tensor) -> str:
     """ "" if all words arrived, else how many did not, and the first of those."""
-    return wrong_elements(words, expected, "words of 8 bytes", "word {:,}", hexadecimal)
+    return wrong_elements(words, expected, "words of 8 bytes", "word {:,}", shown=hexadecimal)

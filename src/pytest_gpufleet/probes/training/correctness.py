@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
@@ -45,16 +46,12 @@ def batch(step: int, ranks: Iterable[int], device: torch.device) -> tuple[Tensor
     return torch.cat(images).to(device), torch.cat(labels).to(device)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+def sgd(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def train_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    images: Tensor,
-    labels: Tensor,
-    dtype: torch.dtype = torch.float32,
+    model: nn.Module, optimizer: Optimizer, images: Tensor, labels: Tensor, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """The loss; with bfloat16 under autocast."""
     optimizer.zero_grad()
@@ -65,13 +62,13 @@ def train_step(
     return loss.detach()
 
 
-def losses_of_all(rank: Rank, model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> list[float]:
+def losses_of_all(rank: Rank, model: nn.Module, optimizer: Optimizer, first: int) -> list[float]:
     """Of three steps on the same images on all ranks, so that their number does not matter."""
     with full_precision():
         return [train_step(model, optimizer, *batch(first + i, [0], rank.device)).item() for i in range(3)]
 
 
-def checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def checkpoint(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The state of both, as torch.distributed.checkpoint saves and loads it."""
     # Imported here: a collection of the checks does not wait for it.
     from torch.distributed.checkpoint.state_dict import get_state_dict

@@ -20,7 +20,6 @@ from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.compute.rate import must_have
 from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
@@ -281,21 +280,11 @@ SAME = 1e-3
 LEARNED = 0.8  # of the first loss, at most, after so many steps
 
 
-def _compared(rank: Rank) -> str:
-    return "transformer-check" if rank.device.type == "cuda" else REHEARSAL
-
-
-def _record(rank: Rank, recipe: str, losses: Sequence[float], **together: Condition) -> None:
-    name = _compared(rank)
-    training = {"model": name, "recipe": recipe, "batch": SHAPES[name].batch, "ranks": 1, **together}
-    rank.record_losses(training, dict(enumerate(losses, 1)), WORLD if together else None)
-
-
 def _trained(
     rank: Rank, recipe: str, method: str, parts: Iterable[int], steps: int = STEPS
 ) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
     """The losses of steps on the sequences of these ranks, and what was trained, by what."""
-    shape = SHAPES[_compared(rank)]
+    shape = SHAPES["transformer-check" if rank.device.type == "cuda" else REHEARSAL]
     with full_precision():
         model = transformer(shape, recipe, rank.device)
         module = loop.under(method, rank, model, model.blocks, model.dtype)
@@ -319,8 +308,6 @@ def follows_fp32(rank: Rank) -> str:
         if different := unlike(first_gradients(RECIPE), first_gradients("fp32"), GRADIENT_TOLERANCE):
             return different
         losses, exact = (_trained(rank, each, ALONE, [0])[0] for each in (RECIPE, "fp32"))
-    _record(rank, RECIPE, losses)
-    _record(rank, "fp32", exact)
     return first_difference(losses, exact, TOLERANCE, "in fp32") or not_learned(losses)
 
 
@@ -331,8 +318,6 @@ def trains_as_one(rank: Rank, method: str) -> str:
         alone, *_ = _trained(rank, "fp32", ALONE, range(rank.size))
         own, *_ = _trained(rank, "fp32", method, [rank.index])
         together = [fmean(step) for step in zip(*everyones(rank, own), strict=True)]
-    if rank.index == 0:
-        _record(rank, "fp32", together, ranks=rank.size, method=method)
     return first_difference(together, alone, SAME, "on one rank") or not_learned(alone)
 
 
