@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -69,24 +70,12 @@ def argument(*names: str, **how: Any) -> Argument:
     return names, how
 
 
-def folder(help: str = "the folder of a run", name: str = "folder", **how: Any) -> Argument:
-    return argument(name, type=lambda text: RunFolder(Path(text)), help=help, **{"metavar": "DIR", **how})
-
-
-def folders(help: str, name: str = "folders") -> Argument:
-    return folder(help, name, nargs="+")
-
-
-def file(*names: str, metavar: str = "FILE", **how: Any) -> Argument:
-    return argument(*names, type=Path, metavar=metavar, **how)
-
-
-def output(help: str, **how: Any) -> Argument:
-    return file("-o", "--output", help=help, **how)
-
-
-def as_json(help: str = "no summary, but one JSON object") -> Argument:
-    return argument("--json", action="store_true", help=help)
+folder = partial(argument, metavar="DIR", type=lambda text: RunFolder(Path(text)))
+FOLDER = folder("folder", help="the folder of a run")
+folders = partial(folder, "folders", nargs="+")
+file = partial(argument, metavar="FILE", type=Path)
+output = partial(file, "-o", "--output")
+as_json = partial(argument, "--json", action="store_true")
 
 
 @dataclass(frozen=True)

@@ -181,12 +181,12 @@ FLEET = command.Command(
     "merge the runs of many hosts, made by any launcher, into the report of one fleet",
     _run,
     (
-        command.folders("the folders of the hosts' runs"),
+        command.folders(help="the folders of the hosts' runs"),
         command.file(
             "--expect",
             help="the hosts ordered: a name on each line, ranges as in node-[001,003-007], comments after #",
         ),
-        command.as_json(),
+        command.as_json(help="no summary, but one JSON object"),
         command.argument(
             "--as",
             choices=FORMS,
@@ -201,7 +201,7 @@ FLEET = command.Command(
             default="10%",
             help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)",
         ),
-        command.output("write the report of the fleet as HTML"),
+        command.output(help="write the report of the fleet as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
     ),
     "The fleet is REJECTED if a host is, if hosts are not alike, or if two measurements show one that is worse; "

@@ -92,7 +92,7 @@ MONITOR = Command(
     _monitor,
     (
         argument("--once", action="store_true", help="show one sample and end"),
-        as_json("no table, but a JSON object a sample, each on its line"),
+        as_json(help="no table, but a JSON object a sample, each on its line"),
         argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"),
         argument("--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
                  help="where runs leave their evidence, which names the running test (default: reports)"),

@@ -94,13 +94,13 @@ JUDGE = command.Command(
     "re-evaluate a recorded run against other limits, without the machine",
     partial(command.for_each, _judge),
     (
-        command.folders("the folders of runs"),
+        command.folders(help="the folders of runs"),
         command.file("--fleet-profile", metavar="PATH",
                      help="limits from this TOML file (default: the shipped ones for this GPU model)"),
         command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
                          f"{', '.join(GRADES)} (default: what the run asked for)"),
-        command.as_json(),
-        command.output("write a report of this judgement as HTML, of one folder"),
+        command.as_json(help="no summary, but one JSON object"),
+        command.output(help="write a report of this judgement as HTML, of one folder"),
     ),
     "What a check compared itself, like the number of GPUs, is not judged again.",
     "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
@@ -110,11 +110,11 @@ REPORT_AGAIN = command.Command(
     "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
     partial(command.for_each, _make_again),
     (
-        command.folders("the folders of runs"),
-        command.as_json("no lines, but one JSON object"),
+        command.folders(help="the folders of runs"),
+        command.as_json(help="no lines, but one JSON object"),
         command.argument("--text", action="store_true", help="as text, as in report.txt: print it and write no file"),
         command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
-        command.output("write the report there, and nothing else, of one folder"),
+        command.output(help="write the report there, and nothing else, of one folder"),
     ),
 )
 
@@ -149,13 +149,13 @@ COMPARE = command.Command(
     "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
     _compare,
     (
-        command.folder(name="first"),
-        command.folder("the folders of those to compare it with", "others", nargs="+", metavar="OTHER_DIR"),
+        command.folder("first", help="the folder of a run"),
+        command.folder("others", nargs="+", metavar="OTHER_DIR", help="the folders of those to compare it with"),
         command.argument("--same-machine", action="store_true",
                          help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
                          "got worse"),
-        command.as_json("no tables, but one JSON object"),
-        command.output("write the comparison as HTML"),
+        command.as_json(help="no tables, but one JSON object"),
+        command.output(help="write the comparison as HTML"),
         command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
     ),
     "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
@@ -188,9 +188,9 @@ EXPORT = command.Command(
     "write measurements, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
     _export,
     (
-        command.folder(),
+        command.FOLDER,
         command.argument("--to", choices=("tensorboard", "swanlab", "csv"), required=True, help="what it is for"),
-        command.output("a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
+        command.output(help="a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
     ),
     "It works offline, from the evidence alone.",
 )
@@ -216,8 +216,8 @@ CALIBRATE = command.Command(
     "write a profile with limits from runs on known-good machines",
     _calibrate,
     (
-        command.folders("the folders of known-good runs"),
-        command.output("the profile to write, a TOML file", required=True),
+        command.folders(help="the folders of known-good runs"),
+        command.output(help="the profile to write, a TOML file", required=True),
         command.argument("--replace-shipped", action="store_true",
                          help="also write limits where weaker shipped ones hold (default: only where none holds)"),
     ),
@@ -249,8 +249,8 @@ ORDER = command.Command(
     "write an order file from a known-good machine, for --fleet-order",
     _order,
     (
-        command.folder("the folder of a run on a machine that is right"),
-        command.output("the order to write, a TOML file", required=True),
+        command.folder("folder", help="the folder of a run on a machine that is right"),
+        command.output(help="the order to write, a TOML file", required=True),
     ),
     "It is read from the evidence of a run; an existing file is left as it is.",
 )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
-from pytest_gpufleet.commands.command import SIGNED_BY, Command, argument, file, folder, print_line, printing
+from pytest_gpufleet.commands.command import FOLDER, SIGNED_BY, Command, argument, file, print_line, printing
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
@@ -153,7 +153,7 @@ SIGN = Command(
     "sign a run with an OpenSSH key",
     _sign,
     (
-        folder(),
+        FOLDER,
         file("--key", required=True,
              help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds"),
         argument("--as", required=True, dest="name", metavar="NAME",
@@ -195,7 +195,7 @@ VERIFY = Command(
     "check that evidence, report and summary of a run match, and its signatures",
     _verify,
     (
-        folder(),
+        FOLDER,
         file("--allowed-signers", help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one "
              "signature must be there"),
         file("--revoked-keys", help="keys that no longer count: public keys, or a KRL of OpenSSH"),

@@ -41,13 +41,18 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
     result: list[Table] = []
     for name in sorted(of_names, key=lambda name: known.index(name) if name in known else len(known)):
         sizes = {size_of(each) for each in of_names[name] if each.measurement.values.keys() == {WORLD}}
-        forms: dict[Any, list[Finding]] = {_by_gpu: [], _by_size: [], _singly: []}
+        by_gpu: list[Finding] = []
+        curves: list[Finding] = []
+        singly: list[Finding] = []
         for each in of_names[name]:
             at = each.measurement.values
             of_gpus = len(at) > 1 and all(isinstance(place, Place) and place.is_device for place in at)
             curve = len(sizes - {0}) >= FEWEST_SIZES and at.keys() == {WORLD} and size_of(each) > 0
-            forms[_by_gpu if of_gpus and not _spans_nodes(each) else _by_size if curve else _singly].append(each)
-        result += [table for form, some in forms.items() if some for table in form(some, sources, hosts)]
+            (by_gpu if of_gpus and not _spans_nodes(each) else curves if curve else singly).append(each)
+        columns = _pages(sorted({place for each in by_gpu for place in each.measurement.values}))
+        result += [_a_row_each(by_gpu, places, sources, hosts) for places in columns]
+        result += _by_size(curves, sources, hosts) if curves else []
+        result += [_a_row_each(singly, (), sources, hosts)] if singly else []
     return result
 
 
@@ -72,40 +77,24 @@ def state(finding: Finding) -> str:
     return LIKE_PEERS if finding.state == "for information" and not for_information(finding) else finding.state
 
 
-def _by_gpu(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
-    """A column for each GPU; the limit is one for all of them."""
-    result = []
-    for places in _pages(sorted({place for finding in findings for place in finding.measurement.values})):
-        cells = [[_figure(finding, place) for place in places] for finding in findings]
-        heads = [wording.place(place, hosts) for place in places]
-        result.append(_a_row_each(findings, heads, cells, sources, hosts))
-    return result
-
-
-def _singly(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts) -> list[Table]:
-    """The worst place of each, which is named where any has one."""
-    placed = any(finding.measurement.values.keys() != {WORLD} for finding in findings)
-    cells = []
-    for finding in findings:
+def _a_row_each(findings: Sequence[Finding], places: Sequence[Where], sources: Sources, hosts: wording.Hosts) -> Table:
+    """A row for each finding: a column for each of these GPUs, which have one limit; without any the worst place, which
+    is named where any finding has one. Then limit, spread and state."""
+    shared, names = wording.shared_and_own(findings)
+    placed = not places and any(finding.measurement.values.keys() != {WORLD} for finding in findings)
+    heads = [wording.place(place, hosts) for place in places] or ["Measured", *["Where"] * placed]
+    rows = []
+    for finding, name in zip(findings, names, strict=True):
         worst, count = wording.worst(finding), len(finding.measurement.values)
         assert worst is not None  # it has values
-        where = wording.place(worst[0], hosts) + (say(", worst of {count}", count=count) if count > 1 else "")
-        cells.append([_figure(finding, worst[0]), *[Cell(where)] * placed])
-    return [_a_row_each(findings, ["Measured", *["Where"] * placed], cells, sources, hosts)]
-
-
-def _a_row_each(
-    findings: Sequence[Finding], heads: Sequence[str], cells: Sequence[Sequence[Cell]], sources: Sources,
-    hosts: wording.Hosts,
-) -> Table:  # fmt: skip
-    """A row for each finding: `cells` under `heads`, then limit, spread and state."""
-    shared, names = wording.shared_and_own(findings)
-    rows = []
-    for finding, name, own in zip(findings, names, cells, strict=True):
+        cells = [_figure(finding, place) for place in places or worst[:1]]
+        if placed:
+            others = say(", worst of {count}", count=count) if count > 1 else ""
+            cells.append(Cell(f"{wording.place(worst[0], hosts)}{others}"))
         shown = state(finding)
         ended = Cell(shown, "met" if shown == LIKE_PEERS else shown, open=_why_open(finding))
-        cells_of = (*own, _limit(finding, sources), _spread([finding], hosts), ended)
-        rows.append(Row(name, cells_of, _details(finding), for_information(finding)))
+        cells += [_limit(finding, sources), _spread([finding], hosts), ended]
+        rows.append(Row(name, tuple(cells), _details(finding), for_information(finding)))
     return _table(findings, shared, (*heads, "Limit", "Spread", "State"), rows)
 
 

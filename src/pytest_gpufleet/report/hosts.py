@@ -186,15 +186,14 @@ def document(fleet: Fleet) -> dict[str, Any]:
         }
         for fault in fleet.faults
     ]  # fmt: skip
-    same = {
-        name: getattr(fleet, name) for name in ("verdict", "exit_status", "reasons", "expected", "gaps", "unusable")
-    }
-    return {
-        "schema": SCHEMA, "plugin": __version__, **codec.plain(same),
-        "basis": {"lowest": fleet.lowest, "figures": dict(fleet.grades)},
-        "hosts": hosts, "differences": codec.plain(fleet.differences), "slower_than_peers": slow, "odd_hosts": odd,
-        "faults": faults, "notes": list(fleet.notes),
-    }  # fmt: skip
+    shown: dict[str, Any] = codec.plain({
+        "schema": SCHEMA, "plugin": __version__, "verdict": fleet.verdict, "exit_status": fleet.exit_status,
+        "reasons": fleet.reasons, "basis": {"lowest": fleet.lowest, "figures": fleet.grades},
+        "expected": fleet.expected, "hosts": hosts, "gaps": fleet.gaps,
+        "unusable": fleet.unusable, "differences": fleet.differences,
+        "slower_than_peers": slow, "odd_hosts": odd, "faults": faults, "notes": fleet.notes,
+    })  # fmt: skip
+    return shown
 
 
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
