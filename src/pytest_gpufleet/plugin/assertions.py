@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
-from pytest_gpufleet.machine import host
+from pytest_gpufleet.machine import host, network_ports, rdma, software
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, NAMES, unreadable_by_model
 from pytest_gpufleet.machine.local_node import Machine
+from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.endings import not_applicable, not_judged
@@ -26,15 +27,12 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
+from pytest_gpufleet.run.run import Run
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.verdict.judgement import LimitMissed, set_aside, to_measure_again
 from pytest_gpufleet.verdict.outliers import figure_of
 
-if TYPE_CHECKING:
-    from pytest_gpufleet.machine.network_ports import Port
-    from pytest_gpufleet.machine.tools import HostFact
-    from pytest_gpufleet.run.run import Run
-    from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-
+__tracebackhide__ = True  # of no frame of this module is anything shown to who reads why a check failed
 T = TypeVar("T")
 MOST_SILENT = 8  # nodes in a sentence
 
@@ -60,7 +58,6 @@ def expect(
     has such a thing, the check does not apply, unless it `must_exist`; where the model has it, it is not judged.
     KeyError if nothing is called `fact`, also where there is no GPU.
     """
-    __tracebackhide__ = True
     if not must_exist:
         require_any(gpus, fact)
     faults = []
@@ -81,7 +78,6 @@ def _difference(value: Any, wanted: Any) -> str:
 
 def require_any(gpus: Sequence[Gpu], fact: str) -> None:
     """End the check as not applicable where no GPU has such a fact; as not judged where the model has it."""
-    __tracebackhide__ = True
     check_name(fact)
     if all(isinstance(gpu[fact], Missing) and gpu[fact].absent for gpu in gpus):
         require_readable(gpus, [fact])
@@ -91,14 +87,12 @@ def require_any(gpus: Sequence[Gpu], fact: str) -> None:
 def require_readable(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTERS)) -> None:
     """End the check as not judged, which makes a verdict INCOMPLETE, if facts that a GPU has by its model cannot be
     read; by default its counters of errors."""
-    __tracebackhide__ = True
     if lines := unreadable_by_model(gpus, facts):
         not_judged("\n".join(lines))
 
 
 def expect_host(machine: Machine, fact: HostFact[Any], wanted: Any, *, code: str) -> None:
     """Fail the check if a fact of the host is not `wanted`, a value or a Wanted; not applicable where it is unknown."""
-    __tracebackhide__ = True
     if differs := _difference(of_host(machine.host.get, fact), wanted):
         expect_none([Fault(code, (place.THIS_NODE,), f"{fact.name} {differs}")])
 
@@ -107,7 +101,6 @@ def of_host(read: Callable[[str], Any], fact: HostFact[T], read_before: bool = F
     """A fact of the host: `read` is machine.now or machine.host.get. Ends the check as not applicable where the machine
     has no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began).
     """
-    __tracebackhide__ = True
     value = fact.of({fact.name: read(fact.name)})
     if isinstance(value, Missing):
         if read_before:
@@ -118,20 +111,16 @@ def of_host(read: Callable[[str], Any], fact: HostFact[T], read_before: bool = F
 
 def require_answers(silent: Iterable[str | None]) -> None:
     """End the check as not judged if a part of the host did not answer, like a drive: each says so, or nothing."""
-    __tracebackhide__ = True
     if unanswered := list(filter(None, silent)):
         not_judged("; ".join(unanswered))
 
 
-def ports_in_use(machine: Machine) -> list[Port]:
+def ports_in_use(machine: Machine) -> list[network_ports.Port]:
     """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
     none is."""
-    from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, active
-
-    __tracebackhide__ = True
-    if not (ports := of_host(machine.host.get, NETWORK_PORTS)):
+    if not (ports := of_host(machine.host.get, network_ports.NETWORK_PORTS)):
         not_applicable("this system has no InfiniBand or RoCE port")
-    if not active(ports):
+    if not network_ports.active(ports):
         not_applicable(f"none of {len(ports)} InfiniBand and RoCE ports is up: no cable, or a switch that is off")
     return ports
 
@@ -139,11 +128,7 @@ def ports_in_use(machine: Machine) -> list[Port]:
 def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
     """The RDMA ports by which these nodes reach each other, by rail. Ends the check as not applicable where no node has
     such ports and perftest, or NCCL is to use none, as not judged where some have, or perftest cannot try a port."""
-    from pytest_gpufleet.machine import network_ports, rdma
-    from pytest_gpufleet.machine.software import steering
-
-    __tracebackhide__ = True
-    if c_number(steering().get("NCCL_IB_DISABLE") or ""):
+    if c_number(software.steering().get("NCCL_IB_DISABLE") or ""):
         not_applicable("NCCL_IB_DISABLE: NCCL is to use no RDMA")
     there = {node.number: (node.machine, node.now(rdma.RDMA_PORTS.name)) for node in nodes if node.machine}
     found = {number: rdma.RDMA_PORTS.of({rdma.RDMA_PORTS.name: now}) for number, (_, now) in there.items()}
@@ -182,7 +167,6 @@ class Judge:
         `again` measures instead, where the second time is another way; what was only `shown` it may give too.
         `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for none.
         """
-        __tracebackhide__ = True
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         first, second = taken(measurements), [again] if again else [each for each in measurements if callable(each)]
         for each in (*first, *shown):

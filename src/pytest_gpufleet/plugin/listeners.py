@@ -72,9 +72,8 @@ def note_requirements(config: pytest.Config, run: Run) -> None:
     """How each requirement was answered, as properties of junit.xml."""
     from pytest_gpufleet.verdict.gaps import answered
 
-    assert run.evidence is not None
     own = [each.record for each in run.runs_of_nodes().values()]
-    for each in answered(run.evidence.record, own):
+    for each in answered(run.written.record, own):
         state = ": ".join(filter(None, (each.state, each.why)))
         into_junit(config, "", [(f"requirement {each.requirement.id}", state)])
 

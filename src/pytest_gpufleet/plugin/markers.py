@@ -126,6 +126,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with locks.taken(lambda holder: run.tell(f"{waits} {holder}"), most_seconds) as kept_by:
         if kept_by:
             stash[HOST_IS_KEPT] = True  # nobody waits as long for each of the other tests
-            assert run.evidence is not None
-            run.evidence.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
+            run.written.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
         return (yield)

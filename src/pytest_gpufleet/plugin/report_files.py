@@ -32,8 +32,7 @@ WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
 
 def write_report(run: Run) -> None:
     """The page that `gpufleet report` makes of the evidence too, and the end of report.txt."""
-    assert run.evidence is not None
-    record, digest, folder = run.evidence.record, run.evidence.sha256, run.folder
+    record, digest, folder = run.written.record, run.written.sha256, run.folder
     runs = run.runs_of_nodes() or folder.own_runs(record)
     reports = folder.reports(runs.values(), folder.path)
     run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
@@ -61,9 +60,8 @@ class ReportFiles:
 
     def put_into_the_folder(self) -> None:
         """Have junit.xml written into the folder of the run, and no page by pytest-html."""
-        assert self._run.evidence is not None
         self._text = (self._run.folder / TEXT).absolute()  # a test may go into another folder
-        _add_text(self._text, summary_lines.beginning(self._run.evidence.record))
+        _add_text(self._text, summary_lines.beginning(self._run.written.record))
         for name, where in (("htmlpath", None), ("xmlpath", str(self._run.folder / JUNIT))):
             if hasattr(self._option, name):  # else pytest has no such plugin
                 setattr(self._option, name, where)
@@ -81,8 +79,7 @@ class ReportFiles:
             self._run.not_imported.append(report.nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        assert self._run.evidence is not None
-        record = self._run.evidence.record
+        record = self._run.written.record
         if nodeid in record.checks:
             findings = (each for each in record.findings if each.check == nodeid)
             _add_text(self._text, summary_lines.of_check(record, nodeid, findings))
@@ -123,8 +120,7 @@ class ReportFiles:
             if self._run.exit_status is not None:
                 conclusion.summarize(self._run)
                 status = self._run.exit_status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
-                assert self._run.evidence is not None
-                record, folder = replace(self._run.evidence.record, exit_status=status), self._run.folder.path
+                record, folder = replace(self._run.written.record, exit_status=status), self._run.folder.path
                 listeners.write_textfile(self._run, record)
                 hook, ends = "pytest_gpufleet_verdict", (KeyboardInterrupt,)  # pytest.exit would end nothing
                 try:

@@ -79,16 +79,14 @@ def _conclude(run: Run, arguments: Sequence[str], folder: Path | None) -> int:
     if folder is None:
         run.own_machine = OwnMachine.without_gpus(STUCK)
         open_run(run, arguments)
-        assert run.evidence is not None
-        run.evidence.spoil(STUCK)
+        run.written.spoil(STUCK)
     else:
         run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)
-    assert run.evidence is not None
     status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
     write_report(run)
     conclusion.summarize(run)
     listeners.write_textfile(run)
     run.close()
-    shown = [text for text, _ in summary_lines(run.evidence.record, str(run.folder))]
+    shown = [text for text, _ in summary_lines(run.written.record, str(run.folder))]
     print(*shown, *run.unwritten, f"report: {run.folder}", sep="\n")
     return status or (conclusion.INCOMPLETE if run.unwritten else 0)

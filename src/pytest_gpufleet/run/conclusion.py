@@ -23,8 +23,7 @@ TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has
 
 def conclude(run: Run, status: int) -> int:
     """Record the verdict, if that was not done; its exit status. `status`: pytest's; if cut short, it stays."""
-    assert run.evidence is not None
-    evidence = run.evidence
+    evidence = run.written
     if evidence.record.verdict is None:
         status = _end(run, evidence, status)
     else:
@@ -35,8 +34,7 @@ def conclude(run: Run, status: int) -> int:
 
 def summarize(run: Run) -> None:
     """Write the summary, the last file: it has the SHA-256 of the others. Then remove what --fleet-keep does not."""
-    assert run.evidence is not None
-    record, digest, page = run.evidence.record, run.evidence.sha256, run.folder.report
+    record, digest, page = run.written.record, run.written.sha256, run.folder.report
     made = []
 
     def write(path: Path) -> None:

@@ -94,6 +94,12 @@ class Run:
         self._sampler: telemetry.Sampler | None = None
         self._lost_samples = False  # said once: the words of the trouble change
 
+    @property
+    def written(self) -> Evidence:
+        """Its evidence, of a run that has any."""
+        assert self.evidence is not None
+        return self.evidence
+
     @cached_property
     def own_machine(self) -> OwnMachine:
         return target.find(self.options, self.open_things)

@@ -24,11 +24,8 @@ CODES: dict[FailureKind, str] = {"exception": "rank_raised", "crash": "rank_died
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's own story of a call that failed.
-
-    `state`: it returned, raised, died, or was still running when the world was ended. `seconds`: how long it had run
-    when it raised. `to_blame`: what is known of all ranks speaks against this one.
-    """
+    """One rank's own story of a call that failed: it returned, raised, died, or was still running (`state`). `seconds`:
+    how long it had run when it raised. `to_blame`: what is known of all ranks speaks against this one."""
 
     rank: int
     name: str
@@ -58,16 +55,20 @@ class RankFailure(Exception):
     """Something went wrong on at least one rank.
 
     `kind` is "exception" (a rank raised), "crash" (a rank process died) or "hang" (the deadline passed). `reports`
-    holds every rank's story, the rank that failed first in front; the message has the first of them. All ranks of the
-    world have been killed; the next use of the world starts a fresh one.
+    holds every rank's story, the rank that failed first in front; the message has the first of them, and of neighbours
+    with equal ones one. All ranks have been killed; the next use of the world starts fresh ones.
     """
 
     def __init__(self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()):
-        self.kind = kind
-        self.what = what
-        self.reports = reports
-        self.notes = notes
-        story = "\n".join(_stories(reports)).removeprefix(f"{self.headline.splitlines()[0]}\n")  # which stands above
+        self.kind, self.what, self.reports, self.notes = kind, what, reports, notes
+        stories = []
+        for (_, details), group in groupby(reports[:MOST_STORIES], key=lambda each: (each.state, each.details)):
+            stories += [report.headline for report in group]
+            stories += [f"    {line}" for line in details.splitlines()]
+        if others := Counter(report.state for report in reports[MOST_STORIES:]):
+            states = ", ".join(f"{count} {state}" for state, count in others.items())
+            stories.append(f"and {others.total()} more ranks: {states}")
+        story = "\n".join(stories).removeprefix(f"{self.headline.splitlines()[0]}\n")  # which stands above
         Exception.__init__(self, "\n".join((self.headline, *notes, "", story)))
 
     @property
@@ -94,18 +95,6 @@ class RankFailure(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RankFailure, (self.kind, self.what, self.reports, self.notes)
-
-
-def _stories(reports: tuple[RankReport, ...]) -> list[str]:
-    """The first ranks' stories; neighbours that tell the same one share it. Of the others only how many there are."""
-    stories = []
-    for (_, details), group in groupby(reports[:MOST_STORIES], key=lambda report: (report.state, report.details)):
-        heads = "\n".join(report.headline for report in group)
-        stories.append("\n".join([heads, *(f"    {line}" for line in details.splitlines())]))
-    if others := Counter(report.state for report in reports[MOST_STORIES:]):
-        states = ", ".join(f"{count} {state}" for state, count in others.items())
-        stories.append(f"and {others.total()} more ranks: {states}")
-    return stories
 
 
 def failure_type(original: str) -> type[RankFailure]:

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 class Rank:
     """One process of a world, seen from inside.
 
-    `index` and `size` count within the world, subset or group that runs the function. `node` is the number of the
-    machine that this rank is on, `local_size` how many ranks of that machine run the function, in whatever group: they
-    share its cores. `device` is this rank's torch device and already the current one. `gpu` is None in a rehearsal.
-    `kept` is what functions leave here for the next call of the same test, by name.
+    `index` and `size` count within the world, subset or group that runs the function, `local_size` the ranks of this
+    machine (`node`) that run it, in whatever group: they share its cores. `device` is already the current one of torch,
+    `gpu` None in a rehearsal. `kept`: what functions leave here for the next call of the same test, by name.
     """
 
     index: int
@@ -57,9 +56,8 @@ class Rank:
     ) -> None:
         """Put the losses of a training on record, for trackers: `gpufleet export` has them. Nothing is judged by them.
 
-        `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by the number
-        of steps done; what is not finite is left out. `place`: this rank's own GPU, or WORLD where the ranks train one
-        model together, which one of them records.
+        `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by steps done,
+        if it is finite. `place`: this rank's own GPU, or WORLD where all train one model, which one of them records.
         """
         losses = {int(step): number(loss, "a loss") for step, loss in by_step.items()}
         finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
@@ -113,10 +111,9 @@ def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: 
     """Make a world of its own of each of `groups`, which have no rank in common, in the place of what its members had.
     Every rank of the whole world calls it, with another `number` each time. For ranks of several nodes.
 
-    Only its members make a world, all of them at the same time, and one that hangs keeps nobody else.
-    torch.distributed.new_group lets all ranks make each group, one after the other: NCCL splits it from the group of
-    the whole world then. (With use_local_synchronization members find each other by how many groups each has made
-    before, which differs here.)
+    Only its members make a world, at the same time as others, and one that hangs keeps nobody else. By
+    torch.distributed.new_group all ranks make each group, one after the other. (With use_local_synchronization members
+    find each other by how many groups each has made before, which differs here.)
     """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

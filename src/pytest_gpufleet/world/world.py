@@ -25,6 +25,7 @@ from pytest_gpufleet.world.call import Call, Engine, Members, Outcome, RankSpec
 from pytest_gpufleet.world.failure import MAX_FAILED_STARTS, Answers, RankFailure, RankReport, attempt, diagnose
 from pytest_gpufleet.world.rank import join, join_alone
 
+__tracebackhide__ = True  # of no frame of this module is anything shown to authors of tests
 KILL_SECONDS = 10.0
 # Starting is no part of a test's deadline, and a short --fleet-timeout is not meant for it.
 MIN_START_SECONDS = 60.0
@@ -79,7 +80,6 @@ class Pool:
     def call(self, call: Call, timeout: float | None = None) -> dict[int, Any]:
         """The result of each rank. Calls of several threads follow one another, and the deadline of each begins with
         it: `timeout` or the default."""
-        __tracebackhide__ = True
         with self._one_at_a_time():
             joins = self._joins if timeout is None else []  # with a time of its own it tries something out
             with attempt(joins) if call.with_group else contextlib.nullcontext():
@@ -136,7 +136,6 @@ class Pool:
 
     def _start(self) -> None:
         """Unless they run already."""
-        __tracebackhide__ = True
         if self._ready:
             return
         began = self.clock()
@@ -147,7 +146,6 @@ class Pool:
         self.on_event(WorldStarted(ranks=len(self.specs), seconds=round(self.clock() - began, 3)))
 
     def _join(self, groups: tuple[Members, ...], seconds: float) -> None:
-        __tracebackhide__ = True
         what = f"process group of {' and '.join(str(len(members)) for members in groups)} ranks"
         several = len({spec.node for spec in self.specs}) > 1
         make, more = (join_alone, (next(self._numbers),)) if several else (join, ())
@@ -166,7 +164,6 @@ class Pool:
         return Call(name, (self.everyone,), tuple(spec.node for spec in self.specs), False, work)
 
     def _run(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        __tracebackhide__ = True
         self.used_by = self.foreign_test() or self.used_by
         numbered = replace(call, number=next(self._numbers), test=self._test)
         with self._killing_on_error():
@@ -177,7 +174,6 @@ class Pool:
         """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
         if another thread stops the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has not
         answered."""
-        __tracebackhide__ = True
         answers, missing, graceful = Answers(), {*call.ranks}, True
         began, remaining, said_after = self.clock(), timeout, SILENT_SECONDS
         until = began + timeout
@@ -204,7 +200,6 @@ class Pool:
         return answers.outcomes
 
     def _result(self, rank: int, outcome: Outcome, what: str) -> Any:
-        __tracebackhide__ = True
         try:
             return calls.unpack(outcome.result)
         except (Exception, SystemExit) as error:  # unpickling runs the object's own code, which may raise anything
@@ -294,7 +289,6 @@ class World:
         skips the test; ValueError if `timeout` is no number of seconds above 0. Calls of several threads follow one
         another, and the deadline of each begins with it. A Size among the arguments arrives as the one for these ranks.
         """
-        __tracebackhide__ = True
         return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
 
     def each(
@@ -307,7 +301,6 @@ class World:
         pairs at once, `world.each(world.nodes, probe)` every node. In each of them ranks count from 0 and have a
         process group of their own. A rank that is in none of them does nothing; ValueError if one is in two.
         """
-        __tracebackhide__ = True
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
         members = tuple((group if isinstance(group, World) else self.subset(group))._ranks for group in groups)
@@ -344,7 +337,6 @@ class World:
     def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
         """Run a probe that returns what is wrong on its rank, "" if nothing is. Raises Faults of the kind `code` with
         the ranks' places; else as `run`."""
-        __tracebackhide__ = True
         expect_none(self.faults(code, self.run(probe, *args, **kwargs)))
 
     def faults(self, code: str, texts: Sequence[str]) -> list[Fault]:

@@ -54,7 +54,6 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
         rank = Rank(spec.index, spec.size, spec.node, spec.local_size, device, spec.gpu, {}, {}, None, progress, losses)
 
     def run(call: Call) -> Any:
-        __tracebackhide__ = True
         nonlocal test
         if call.test != test:
             rank.kept.clear()
