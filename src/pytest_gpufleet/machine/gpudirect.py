@@ -152,7 +152,7 @@ Controls = Mapping[str, int | None]  # of ports by address; None of one that has
 
 def read_acs(root: Path = Path("/")) -> dict[str, int | None]:
     """The control register of each port between a GPU, adapter or drive and the root. Only root may read it."""
-    above = {folder.name: folder for device, _, _ in endpoints(root) for folder in device.parents}
+    above = {folder.name: folder for device in endpoints(root) for folder in device.parents}
     return {name: _control(above[name] / "config", root) for name in sorted(filter(tools.PCI_STEP.fullmatch, above))}
 
 

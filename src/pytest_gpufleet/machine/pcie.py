@@ -70,45 +70,38 @@ Devices = Mapping[str, Device]  # by address ("0000:18:00.0"), a port before wha
 def read(root: Path = Path("/")) -> dict[str, Device]:
     """Empty where there are no such devices."""
     collecting = {path.name.rpartition(":")[0] for path in (root / "sys/bus/pci_express/drivers/aer").glob("*:*")}
-    devices: dict[str, Device] = {}
-    for device, kind, name in endpoints(root):
+    devices, ends = dict[str, Device](), endpoints(root)
+    for device in ends:
         folders = [each for each in reversed((device, *device.parents)) if tools.PCI_STEP.fullmatch(each.name)]
         for above, folder in zip((None, *folders), folders, strict=False):
-            what = (kind, name) if folder == device else ("port", folder.name)
-            known = devices.get(folder.name)
-            if known is None:
-                devices[folder.name] = _device(folder, above, *what, collecting={folders[0].name} <= collecting)
-            elif known.kind == "port":
-                devices[folder.name] = msgspec.structs.replace(known, kind=what[0], name=what[1])
+            if folder.name in devices:
+                continue
+            kind, name = ends.get(folder, ("port", folder.name))
+            counts = {what: _counts(folder / file) for what, file in ERRORS.items()}
+            known = {what: each for what, each in counts.items() if each is not None}
+            devices[folder.name] = Device(
+                kind=kind,
+                name=name,
+                above=above.name if above else None,
+                numa_node=tools.number(folder / "numa_node"),
+                lanes=tools.lanes(folder / "current_link_width"),
+                lanes_able=tools.lanes(folder / "max_link_width"),
+                speed=tools.number(folder / "current_link_speed"),
+                speed_able=tools.number(folder / "max_link_speed"),
+                iommu=tools.text(folder / "iommu_group/type"),
+                errors=known if known and (folders[0].name in collecting or any(known.values())) else None,
+            )
     return devices
 
 
-def endpoints(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Where the kernel has them, what they are, and their names. A network interface of an RDMA adapter is that one."""
-    seen = set()
+def endpoints(root: Path) -> dict[Path, tuple[str, str]]:
+    """What they are and their names, by where the kernel has them. The network interface of an RDMA adapter is that."""
+    found: dict[Path, tuple[str, str]] = {}
     for pattern, kind in KINDS:
         for link in sorted(root.glob(pattern)):
-            device = link.resolve()
-            if tools.PCI_STEP.fullmatch(device.name) and device not in seen:
-                seen.add(device)
-                yield device, kind, device.name if kind == "gpu" else link.parent.name
-
-
-def _device(folder: Path, above: Path | None, kind: str, name: str, *, collecting: bool) -> Device:
-    counts = {kind: _counts(folder / file) for kind, file in ERRORS.items()}
-    known = {kind: each for kind, each in counts.items() if each is not None}
-    return Device(
-        kind=kind,
-        name=name,
-        above=above.name if above else None,
-        numa_node=tools.number(folder / "numa_node"),
-        lanes=tools.lanes(folder / "current_link_width"),
-        lanes_able=tools.lanes(folder / "max_link_width"),
-        speed=tools.number(folder / "current_link_speed"),
-        speed_able=tools.number(folder / "max_link_speed"),
-        iommu=tools.text(folder / "iommu_group/type"),
-        errors=known if known and (collecting or any(known.values())) else None,
-    )
+            if tools.PCI_STEP.fullmatch((device := link.resolve()).name):
+                found.setdefault(device, (kind, device.name if kind == "gpu" else link.parent.name))
+    return found
 
 
 def _counts(path: Path) -> dict[str, int] | None:
@@ -208,11 +201,7 @@ def counts_errors(devices: Devices) -> bool:
 
 def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
     """Links with errors since boot that could not be corrected, but for what probing gives."""
-    # As a healthy machine has started: with the errors alone that probing gives.
-    nonfatal = {address: (device.errors or {}).get("nonfatal", {}) for address, device in devices.items()}
-    probing = {address: {name: each[name] for name in OF_PROBING if name in each} for address, each in nonfatal.items()}
-    started = {address: Device(errors={"nonfatal": each}) for address, each in probing.items()}
-    return _uncorrected(started, devices, gpus, "since the machine was started")
+    return _uncorrected({}, devices, gpus, "since the machine was started", OF_PROBING)
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
@@ -233,13 +222,17 @@ def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: flo
                 yield _fault("pcie_corrected", now, gpus, link, what)
 
 
-def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) -> list[Fault]:
-    """Ports above what is broken see that answers stay away, and count that too: only the deepest link is named."""
+def _uncorrected(
+    before: Devices, now: Devices, gpus: Sequence[Gpu], when: str, healthy: Sequence[str] = ()
+) -> list[Fault]:
+    """Ports above what is broken see that answers stay away, and count that too: only the deepest link is named.
+    `healthy`: names of nonfatal errors that a healthy machine has too."""
     counted = grouped(
         (link, f"{end} counted {count} {kind} {name} {when}")
         for link in links(now)
         for kind in ("nonfatal", "fatal")
         for end, name, count in _grown(before, now, link, kind)
+        if kind == "fatal" or name not in healthy
     )
     deeper = {port for link in counted for port in ports_above(now, link.upper)}
     named = ((link, "; ".join(errors)) for link, errors in counted.items() if link.lower not in deeper)
@@ -249,9 +242,9 @@ def _uncorrected(before: Devices, now: Devices, gpus: Sequence[Gpu], when: str) 
 def _grown(before: Devices, now: Devices, link: Link, kind: str) -> Iterator[tuple[str, str, int]]:
     """What the ends of a link counted between, by name."""
     for end in link.ends:
-        counted = (now[end].errors or {}).get(kind, {})
-        earlier = dict.fromkeys(counted, 0) | dict((before.get(end, Device()).errors or {}).get(kind, {}))
-        yield from ((end, name, more) for name, more in tools.grown(earlier, counted).items() if more)
+        earlier, counted = ((of.get(end, Device()).errors or {}).get(kind, {}) for of in (before, now))
+        grown = tools.grown({**dict.fromkeys(counted, 0), **earlier}, counted)
+        yield from ((end, name, more) for name, more in grown.items() if more)
 
 
 def _fault(code: str, devices: Devices, gpus: Sequence[Gpu], link: Link, what: str) -> Fault:
