@@ -158,8 +158,7 @@ NOT_REDUNDANT = ("Redundancy Lost", "Redundancy Degraded", "Non-Redundant")
 WORN = ("Transition to Critical", "Transition to Non-recoverable", "Predictive Failure Asserted", "Install Error")
 # Of the generic states of IPMI 2.0, table 42-2, those that say that something is so.
 WET = ("State Asserted", "Limit Exceeded", "Transition to Critical", "Transition to Non-recoverable")
-# The air that comes in: kinds of parts 37h and 40h (IPMI 2.0, table 43-13), or by what vendors call it. Power supplies
-# (0Ah) have inlets of their own.
+# The air that comes in: parts 37h and 40h (IPMI 2.0, table 43-13), or by its name. Power supplies (0Ah) have their own.
 INLET, INLET_ENTITIES, SUPPLY_ENTITY = re.compile("inlet|ambient|intake", re.IGNORECASE), ("55", "64"), "10"
 
 # The fault of events by the type of their sensor and how they begin, and whether they speak against a machine later
@@ -241,8 +240,7 @@ def logged_since(before: EventLog, now: EventLog) -> list[Fault]:
 
 
 def log_full(log: EventLog) -> list[Fault]:
-    """Shown only: nearly all BMCs take no more events then, some write over old ones, and many healthy ones are
-    full."""
+    """Shown only: nearly all BMCs take no more events then, some write over old ones, and many healthy ones are so."""
     last = f"its last entry is of {log.events[-1].at}" if log.events else "none of its entries can be read"
     what = f"{last}, and it may have taken none since: save and clear it"
     return [node_fault("bmc_log_full", what)] if log.full else []

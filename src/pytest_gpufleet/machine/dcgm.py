@@ -147,8 +147,7 @@ def _result(category: str, name: str, result: Mapping[str, Any], found: Diagnosi
 
 
 def _number(result: Mapping[str, Any], warnings: int) -> str | None:
-    """DCGM's number of the one GPU that a result is of. Where a test of DCGM 3 looks at all GPUs at once, the result
-    has the number of the last one that it warned of: None."""
+    """Of the one GPU that a result is of. DCGM 3 has the last one that it warned of where a test looks at all."""
     if "entity_group" in result:
         return str(result["entity_id"]) if result["entity_group"] == "GPU" else None
     number = result.get("gpu_id", result.get("gpu_ids"))  # before 3.0 by the second name, which may hold several

@@ -1,5 +1,4 @@
-"""The drives of the host: what the kernel shows of them, what they say of their health (smartctl), and what is
-wrong."""
+"""The drives of the host: what the kernel shows, what they say of their health (smartctl), and what is wrong."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -47,8 +46,7 @@ def _drive(drive: Path) -> Drive:
 
 @dataclass(frozen=True)
 class DriveHealth:
-    """What a drive ("nvme0", "sda") says of itself. `used`: % of the writes it was made for. `silent`: why it does
-    not."""
+    """What a drive ("nvme0", "sda") says of itself. `used`: % of the writes it was made for. `silent`: why not."""
 
     device: str
     model: str | None = None

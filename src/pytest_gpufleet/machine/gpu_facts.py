@@ -1,5 +1,4 @@
-"""The facts of a GPU: how each is read, by one call of NVML, so that a failing call costs one fact and never the run;
-and which a GPU must have by its model."""
+"""The facts of a GPU, each read by one call of NVML, so that a failing call costs one fact; and which it must have."""
 
 import ctypes
 import re
@@ -176,8 +175,7 @@ def _slowdown_ns(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def _power_smoothing(nvml: Any, handle: Any) -> list[int | None]:
-    """GPUs before Blackwell have none; where the BMC keeps it the host has none (privilege level 0 in DCGM's
-    dcgm_fields.h), whatever error says so."""
+    """Only the BMC has it where it keeps it (privilege level 0 in dcgm_fields.h of DCGM), whatever error says so."""
     try:
         return field_values(nvml, handle, FIELDS_POWER_SMOOTHING)
     except nvml.NVMLError as error:
@@ -346,8 +344,7 @@ CALLS = {**CONSTANTS, **COUNTERS, **SLOW_COUNTERS, **READINGS, **ENERGY}
 NAMES = (*CALLS, PAIRED)
 FACTS.update(NAMES)
 
-# What a GPU must have by its model. Where it cannot be read, what rests on it is not judged: who cannot see a fault has
-# not found that there is none.
+# What a GPU must have by its model. Where it cannot be read, what rests on it is not judged.
 
 # nvml.h, nvmlBrandType_t: QUADRO, GEFORCE, TITAN, NVIDIA_RTX, QUADRO_RTX, GEFORCE_RTX, TITAN_RTX.
 DESKTOP = (1, 5, 6, 12, 13, 15, 16)

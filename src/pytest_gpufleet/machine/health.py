@@ -1,6 +1,5 @@
-"""The health of GPUs: memory, clocks, power and heat first, then links (NVLinks, the NVSwitch fabric, PCIe), then what
-watches them around every test. Rules after DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink
-errors, the fabric's health)."""
+"""The health of GPUs: memory, clocks, power and heat, then links, then what watches them around every test. Rules after
+DCGM's health checks (row remapping, clock events, PCIe replay rates, NVLink errors, the fabric's health)."""
 
 import threading
 import time
@@ -86,8 +85,7 @@ def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
 
 
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
-    """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, and may have had
-    errors."""
+    """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, so may have some."""
     corrected, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
     many = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
@@ -178,8 +176,8 @@ def slowdowns(before: Gpu, gpu: Gpu, seen: int) -> list[Fault]:
 
 
 def held_clocks(gpu: Gpu, seen: ClocksUnderLoad) -> list[Fault]:
-    """Clocks that somebody holds low. Heat and the power brake excuse the SM clock, and so does the power limit, if
-    reached."""
+    """Clocks that somebody holds low. Heat and the power brake excuse the SM clock, and so does a reached power
+    limit."""
     reached = CLOCKS_REACHED if gpu.of_data_centre else CLOCKS_REACHED_ELSEWHERE
     faults = unreadable(gpu, ["sm_clock_max_mhz", "memory_clock_max_mhz"])
     limit, shared = gpu.power_limit_watts or 0.0, any(name in gpu.name for name in SHARED_POWER)
@@ -292,8 +290,7 @@ def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 
 def fabric_faults(gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """What its health mask says, and GPUs in another clique or cluster than most, which no NVLink connects with
-    them."""
+    """What its health mask says, and GPUs in another clique or cluster than most, which no NVLink connects to them."""
     members = [gpu for gpu in gpus if (gpu.get("fabric") or {}).get("state") == COMPLETED]
     known = [(gpu, health) for gpu in members if (health := gpu.get("fabric_health")) is not None]
     yield from (fault for gpu in members for fault in unreadable(gpu, ["fabric_health"]))
@@ -370,8 +367,7 @@ class Guard:
         self._seen: list[dict[str, Any]] = [dict.fromkeys((REASONS, *TEMPERATURES), 0) for _ in gpus]
 
     def check(self, failed: bool = False) -> Health:
-        """What got worse since the last call. `failed`: the check that ends has failed, and its processes were
-        ended."""
+        """What got worse since the last call. `failed`: the check that ends has failed, and its processes are gone."""
         after, now = self._node.facts(WATCHED), time.monotonic()
         both = list(zip(self._before, after, strict=True))
         problems = [each for old, new in both for each in worsened(old, new, (now - self._since) / 60)]

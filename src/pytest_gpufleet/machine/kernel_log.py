@@ -101,9 +101,8 @@ class Xid:
 
     @property
     def action(self) -> str:
-        """What the catalogue calls for at once, a key of ACTIONS, or "". Of NVLink 5 that of the sub-code in its text,
-        whose first number has some bits and whose second a value; an unknown one has the action of its number, which
-        condemns."""
+        """What the catalogue calls for at once, a key of ACTIONS, or "". Of NVLink 5 that of the sub-code in its text
+        (bits of one number, value of another); an unknown one has the action of its number, which condemns."""
         code = _NUMBERS.search(self.text)
         if code and self.number in NVLINK_5:
             bits, status = f"{int(code[1], 16):032b}", int(code[2], 16)
@@ -355,8 +354,7 @@ def summed_up(messages: Iterable[HostMessage]) -> tuple[HostMessage, ...]:
 
 @dataclass(frozen=True)
 class Logged:
-    """`xids`: with SXids. `trouble`: why the log cannot be read. `unread`: why something since the last time was not
-    seen."""
+    """`trouble`: why the log cannot be read. `unread`: why something since the last time was not seen."""
 
     xids: tuple[Xid, ...] = ()
     trouble: str = ""
@@ -397,8 +395,7 @@ def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[H
 
 
 def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
-    """With seconds since boot, without what programs have written there: a daemon may put old messages into it
-    again."""
+    """With seconds since boot, without what programs wrote there: a daemon may put old messages into it again."""
     for line in text.splitlines():
         record = _RECORD.match(line)
         if record is None:
@@ -408,8 +405,7 @@ def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
 
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
-    """With the GPUs that it is about: that are its device, by whatever function, or whose way over PCIe leads over
-    it."""
+    """With the GPUs that it is about: that are its device, by any function, or whose way over PCIe leads over it."""
     named = re.search(BDF, message.device)
     if named is None:
         return message

@@ -18,8 +18,7 @@ from pytest_gpufleet.model.measurement import Sample
 
 
 class LocalNode:
-    """Data alone, for which no GPU context is needed. `topology`: with CONSTANTS, as they were when the run began.
-    `driver`: None where there is no GPU to ask about."""
+    """Data alone: no GPU context is needed. `topology`: with CONSTANTS. `driver`: None where there is no GPU."""
 
     def __init__(self, driver: Nvml | None, topology: GpuTopology, kernel_log: str = "/dev/kmsg") -> None:
         self.topology = topology
@@ -53,9 +52,8 @@ class LocalNode:
         return Sample(now, tuple(readings))
 
     def kernel_log(self) -> Logged:
-        """Errors reported since the last call; the first one gives those from before. Most XIDs are reported by NVML
-        and the kernel's log, one a little later than the other; SXids and the sub-codes of NVLink 5 by the log
-        alone."""
+        """Errors since the last call, first those from before. Most XIDs are reported by NVML and the kernel's log, one
+        later than the other; SXids and the sub-codes of NVLink 5 by the log alone."""
         if self._driver is None:
             return Logged()
         self._log = self._log or KernelLog(self._path)

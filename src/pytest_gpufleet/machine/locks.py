@@ -76,9 +76,8 @@ CONTROL = "nvidiactl"
 
 @contextmanager
 def taken(wait: Callable[[str], None], most_seconds: float) -> Iterator[str]:
-    """Have the host to oneself among all that take turns there. `wait` hears who else has it, once. Gives "", or who
-    has it still after so many seconds: anybody who may open the device can keep it. Without such a device, as in WSL 2,
-    nobody takes turns."""
+    """Have the host to oneself among all that take turns there. `wait` hears who else has it. Gives "", or who has it
+    still after so many seconds. Without such a device, as in WSL 2, nobody takes turns."""
     if (descriptor := _opened(CONTROL)) is None:
         yield ""
         return

@@ -15,8 +15,7 @@ from pytest_gpufleet.model.gpu import Missing
 
 ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values
-# stand, little-endian, and how many bytes they have. Texts are numbers of the strings behind the values, from 1; 0:
-# there is none.
+# stand, little-endian, and how many bytes they have. Texts are numbers of the strings behind the values, 0 for none.
 TOTAL_WIDTH, DATA_WIDTH, SIZE, EXTENDED_SIZE, TYPE = (0x08, 2), (0x0A, 2), (0x0C, 2), (0x1C, 4), (0x12, 1)
 CONFIGURED_SPEED = (0x20, 2)
 TEXTS = {"locator": 0x10, "bank": 0x11, "serial": 0x18, "part": 0x1A}
@@ -138,8 +137,7 @@ MEMORY_ERRORS = HostFact("memory_errors", tuple[Counted, ...], errors, subject="
 CORRECTED_A_DAY, CORRECTED_A_DAY_OF_NO_MODULE = 10, 100
 DAY = 86_400
 # Of what its modules can carry, what the triad of STREAM reaches at least. Published from 0.67 (AM64x, TI SPRACV1B) to
-# 0.78 (AM62x, TI SPRAD45A); a quarter less where stores read a line before they write it, as here, and a fifth less so
-# that no healthy machine misses it.
+# 0.78 (AM62x, TI SPRAD45A); a quarter less as stores read a line before they write it, and a fifth less for safety.
 REACHED = 0.40
 CHANNEL_BYTES = 8  # of a transfer, whatever the module's number of chips
 MOST_MODULES_OF_A_CHANNEL = 2

@@ -1,7 +1,6 @@
 """What NCCL did, by its own log: ways between ranks, NVLS, channels, algorithms; and which of it is a fallback to
 something slower. Lines are those of its source from 2.18 to 2.30 (src/transport/p2p.cc, shm.cc, net.cc and nvls.cc,
-src/init.cc, src/enqueue.cc): no manual has them. A line that is not known is left alone; a way in another form leaves
-open what happened, and nobody is blamed."""
+src/init.cc, src/enqueue.cc). Unknown lines are left alone; a way in another form blames nobody."""
 
 import re
 from collections import Counter
@@ -149,8 +148,7 @@ NEAR = ("PIX", "PXB")
 
 
 def direct_link(topology: GpuTopology, pair: Pair) -> str:
-    """The link over which NCCL by itself reaches the memory of a GPU from another; "" if it does not, or if the driver
-    does not let it (`nvidia-smi topo -p2p r`)."""
+    """The link over which NCCL by itself reaches a GPU from another; "" if not, also by `nvidia-smi topo -p2p r`."""
     if not (link := topology.link(pair)):
         return ""
     gpu, peer = topology.of(pair)

@@ -1,5 +1,4 @@
-"""InfiniBand, RoCE and EFA ports as the system describes them: state, rate, PCIe link, network, errors; and what is
-wrong with them."""
+"""InfiniBand, RoCE and EFA ports as the system describes them: state, rate, PCIe link, network; and what is wrong."""
 
 import errno
 import math
@@ -43,11 +42,9 @@ ROCE = (
     "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "rx_icrc_encapsulated",
     "tx_cnp_pkts", "rx_cnp_pkts", "rx_ecn_marked_pkts", "retrans_pkts", "retrans_timeout_events",
 )  # fmt: skip
-# Frames of priority flow control in `ethtool -S`: of mlx5 (en_stats.c: pport_per_prio_pfc_stats_desc) and of bnxt_en
-# (bnxt_ethtool.c: bnxt_port_stats_arr).
+# Priority flow control in `ethtool -S`: mlx5 (en_stats.c: pport_per_prio_pfc_stats_desc), bnxt_en (bnxt_port_stats_arr).
 PAUSES = re.compile(r"^ *([rt]x)_(?:prio\d_pause|pfc_ena_frames_pri\d): (\d+)$", re.MULTILINE)
-# The counters of Packets, of mlx5 (of the port, and of its queues) and of bnxt_re (its hw_counters.c). One lost packet
-# makes several of them grow.
+# Of mlx5 (port and queues) and of bnxt_re (hw_counters.c). One lost packet makes several of them grow.
 PACKETS = (
     ("counters/port_xmit_packets", "hw_counters/tx_pkts"),
     ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err", "hw_counters/seq_err_naks_rcvd",
@@ -57,8 +54,7 @@ PACKETS = (
 )  # fmt: skip
 GIDS, IPV4 = 32, "0000:0000:0000:0000:0000:ffff:"  # how many are looked at; the kernel has two for each address
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
-# Of the bits on a PCIe link those that are payload, from generation 3 on; and of these what messages leave beside the
-# headers of packets of 256 bytes.
+# Of the bits on a PCIe link those that are payload, from generation 3 on; of these, without headers of 256-byte packets.
 PAYLOAD, MESSAGES = 128 / 130, 0.88
 # Gbit/s of a port of boards that come with one speed, by the name of their settings (PSID; /sys: board_id), with part
 # number. A model comes in several speeds: a ConnectX-7 with 200 and with 400, which only its board shows.
@@ -136,8 +132,7 @@ class Port(msgspec.Struct, frozen=True):
 
     @property
     def gigabits(self) -> float:
-        """What it carries in a second: of "400 Gb/sec (4X NDR)". Of bonded ports the kernel has the rate of one, which
-        is what one connection of NCCL uses (NVIDIA/nccl#1015)."""
+        """Of "400 Gb/sec (4X NDR)". Of bonded ports that of one, as a connection of NCCL uses (NVIDIA/nccl#1015)."""
         found = re.match(r"[0-9.]+", self.rate or "")
         return float(found[0]) if found else 0.0
 
@@ -199,8 +194,8 @@ def _pauses(interface: str) -> dict[str, int | None]:
 
 
 def _ip_subnet(interfaces: set[str]) -> str | None:
-    """By the routes of the kernel, if it is one. Addresses and masks are hexadecimal, as this processor has them in
-    memory (net/ipv4/fib_trie.c, fib_route_seq_show)."""
+    """By the routes of the kernel: hexadecimal, as in memory (net/ipv4/fib_trie.c, fib_route_seq_show). None if
+    several."""
     rows = [line.split() for line in (tools.text(ROUTES) or "").splitlines()[1:]]
     subnets = {(row[1], row[7]) for row in rows if row[0] in interfaces and int(row[2], 16) == 0 != int(row[7], 16)}
     if len(subnets) != 1:
@@ -230,8 +225,8 @@ CARRIER = re.compile(r"^(\d+)\.\d+ .*\]: ([\w.@-]+): (Lost|Gained) carrier$", re
 
 
 def read_flaps(run: tools.RunTool = tools.output) -> dict[str, int | None]:
-    """How often the link of each active InfiniBand port went down within a day; None: no log says when, and it was more
-    than once since the adapter was reset."""
+    """How often the link of each active InfiniBand port went down in a day; None if unknown, and more than once at
+    all."""
     if not (ports := [port for port in active(read()) if port.link_layer == "InfiniBand"]):
         raise Absent("no InfiniBand port is active")
     began, logged = time.time() - min(FLAPS_WITHIN, time.monotonic() - FLAPS_EXCUSED), ""
@@ -267,8 +262,7 @@ def any_active() -> bool:
 
 
 def carried(port: str) -> tuple[int, int] | None:
-    """Bytes that a port ("mlx5_0/1"), or a network interface ("lo"), has sent and received; None where nobody
-    counts."""
+    """Bytes that a port ("mlx5_0/1") or a network interface ("lo") has sent and received; None where nobody counts."""
     device, slash, number = port.partition("/")
     counters = ADAPTERS / device / "ports" / number / "counters" if slash else INTERFACES / port / "statistics"
     names, size = (("port_xmit_data", "port_rcv_data"), 4) if slash else (("tx_bytes", "rx_bytes"), 1)
@@ -279,8 +273,7 @@ def carried(port: str) -> tuple[int, int] | None:
 
 
 def nearest(device: Path) -> list[str]:
-    """The adapters ("mlx5_3") that share most of their way over PCIe with this device; none if that is true of all of
-    several, as where a virtual machine shows no switches."""
+    """The adapters ("mlx5_3") that share most of their way over PCIe with this device; none if all of several do."""
     shared = {}  # how many steps from the root of a PCIe hierarchy ("pci0000:15") on they have in common
     for each in sorted(ADAPTERS.glob("*")):
         common = Path(os.path.commonpath([device, (each / "device").resolve()])).parts
@@ -327,9 +320,8 @@ def adapters_near(gpus: Sequence[Gpu]) -> set[str]:
 
 def gigabits_for_each_gpu(gpus: Sequence[Gpu], host: Mapping[str, Any]) -> float:
     """Gbit/s, one way, that each GPU has of the network if all send; 0 if no port says. Ports of a GPU are added up,
-    and GPUs share what are fewer. Left out are ports for storage and management: not next to a GPU, or of another
-    adapter, link layer or rate than those by which a GPU has most. Where PCIe links of all ports, or of older GPUs,
-    carry less, that counts."""
+    and GPUs share what are fewer; not those for storage and management: not next to a GPU, or of another kind than
+    those by which a GPU has most. Where PCIe links of all ports, or of older GPUs, carry less, that counts."""
     used, devices = [port for port in active(ports_of(host)) if port.gigabits], PCI_DEVICES.of(host)
     near, present = adapters_near(gpus), len(gpus)
     if next_to := [port for port in used if port.device in near]:
@@ -366,8 +358,7 @@ def not_up(ports: Sequence[Port], gpus: Sequence[Gpu], needed: bool) -> list[Fau
 
 
 def _kinds(ports: Iterable[Port], gpus: Sequence[Gpu], *more: str) -> Iterable[list[Port]]:
-    """By adapter model, link layer, place on the adapter, whether next to a GPU (others are for storage), and
-    `more`."""
+    """By adapter model, link layer, place on the adapter, whether next to a GPU, and `more` of their fields."""
     near, kind = _next_to(gpus), attrgetter("adapter", "link_layer", "function", *more)
     return grouped(((*kind(port), port.device in near), port) for port in ports).values()
 
@@ -377,9 +368,8 @@ def _next_to(gpus: Sequence[Gpu]) -> set[str]:
 
 
 def ports_behind_slow_pcie(ports: Iterable[Port]) -> Iterator[Fault]:
-    """Active ports whose PCIe link runs with less than adapter and slot can, or than the port needs, in a slot with
-    fewer lanes than the adapter or slower than that of another port. Where all slots are too slow for these ports, the
-    machine was built so."""
+    """Active ports whose PCIe link runs with less than adapter and slot can, or than the port needs, unless all of them
+    do: with fewer lanes than the adapter has, or slower than that of another port."""
     links = [(port, port.pcie) for port in active(ports) if port.pcie.gigabits]
     fastest = max((link.gigabits for _, link in links), default=0.0)
     for port, link in links:
@@ -406,8 +396,7 @@ def rate_of_board(port: Port, able: Mapping[str, float]) -> float:
 
 
 def other_mtu(ports: Sequence[Port], gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """One active port whose MTU is not that of three or more others of its kind and rate: several may have another
-    task."""
+    """One active port whose MTU is not that of three or more others of its kind and rate."""
     for role in _kinds((port for port in active(ports) if port.mtu), gpus, "rate"):
         mtus = grouped((port.mtu, port) for port in role)
         alone = [each[0] for each in mtus.values() if len(each) == 1]

@@ -24,8 +24,7 @@ SHOWN = 4
 
 
 class Imex(msgspec.Struct, frozen=True):
-    """`nodes`: addresses of the machines that share memory, by the list of this one. `channels`: how many there are for
-    programs. `daemon`: "READY", or why it does not answer."""
+    """`nodes`: that share memory by the list of this one. `channels`: for programs. `daemon`: "READY", or why not."""
 
     nodes: tuple[str, ...] = ()
     channels: int = 0
@@ -75,8 +74,7 @@ class Tray(msgspec.Struct, frozen=True):
 
 
 def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
-    """Nodes outside the domain of their like, or with another list than most of it; domains of another size than
-    `ordered`. What the former explain is not said again."""
+    """Nodes outside the domain of their like, or with another list than most of it; else domains of another size."""
     domains = grouped((tray.domain, node) for node, tray in sorted(trays.items()) if tray.domain)
     outside = dict(_outside(trays, {domain: len(nodes) for domain, nodes in domains.items()}, ordered))
     faults = [Fault("nvlink_domain_split", (Place(node, "node"),), what) for node, what in outside.items()]
@@ -99,8 +97,7 @@ def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
 
 def _outside(trays: Mapping[int, Tray], sizes: Mapping[Domain, int], ordered: int) -> Iterator[tuple[int, str]]:
     """Nodes in another domain than most that they share memory with by their lists, or in none. Without a list, by the
-    order: those of small domains, where larger ones lack as many. One of half the size or more is a domain of its
-    own."""
+    order: those of small domains, where larger ones lack as many. One of half the size is a domain of its own."""
     lists = grouped((tray.imex_nodes, node) for node, tray in trays.items() if len(tray.imex_nodes) > 1)
     for nodes in lists.values():
         usual, count = Counter(trays[node].domain for node in nodes).most_common(1)[0]

@@ -22,8 +22,7 @@ CLASSES = {"0x0300": "GPU", "0x0302": "GPU", "0x0380": "GPU", "0x0680": "NVSwitc
 
 
 def signs_of_nvidia(root: Path = Path("/")) -> list[str]:
-    """What speaks for NVIDIA hardware below `root`. A container without GPUs sees the PCI devices of its host, and
-    often /proc/driver/nvidia too."""
+    """A container without GPUs sees the PCI devices of its host, and often /proc/driver/nvidia too."""
     devices = [
         f"{kind} {device.name}"
         for device in sorted((root / "sys/bus/pci/devices").glob("*"))
@@ -199,8 +198,7 @@ def read_all(driver: Nvml, facts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def chosen(nvml: Any, wanted: int | None, environment: Mapping[str, str]) -> tuple[Nvml, GpuTopology]:
-    """The driver, asked about the first `wanted` GPUs that the environment leaves visible, in its order, and their
-    topology. Raises NoGpus."""
+    """The driver with the first `wanted` GPUs that are visible, in that order, and their topology. Raises NoGpus."""
     try:
         with warn_if_silent():
             visible, lost = _visible(nvml, environment.get("CUDA_VISIBLE_DEVICES"))
@@ -217,8 +215,7 @@ def chosen(nvml: Any, wanted: int | None, environment: Mapping[str, str]) -> tup
 
 
 def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], list[str]]:
-    """(index, handle) in the order of CUDA, and a sentence for each GPU without a handle. As for CUDA, what follows an
-    invalid entry is invisible."""
+    """(index, handle) in the order of CUDA, for which nothing after an invalid entry is visible; and who gives none."""
     everything, lost = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:

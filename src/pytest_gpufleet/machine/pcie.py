@@ -117,9 +117,8 @@ PCI_DEVICES = HostFact("pci_devices", dict[str, Device], read, subject="pcie")
 
 
 class Link(NamedTuple):
-    """From a port to what it leads to, the first function of it. `runs`: lanes and GT/s, 0 for what neither end shows;
-    `able`: those that both ends can, 0 for what one does not show. `ends`: the port, and all functions of the other
-    end."""
+    """From a port to the first function of what it leads to. `runs`: lanes and GT/s, 0 for what neither end shows;
+    `able`: what both ends can, 0 for what one does not show. `ends`: the port, and all functions of the other end."""
 
     upper: str
     lower: str
@@ -130,8 +129,7 @@ class Link(NamedTuple):
 
 
 def links(devices: Devices) -> list[Link]:
-    """On the way from the root a link begins at every second step: between them are the two sides of a switch. So it is
-    counted from the device at the end."""
+    """On the way from the root a link begins at every second step, counted from its end: a switch has two sides."""
     found: dict[str, str] = {}
     for address, device in devices.items():
         if device.kind != "port":
@@ -171,9 +169,8 @@ def gpus_by_address(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
 
 
 def reduced_links(devices: Devices, gpus: Sequence[Gpu]) -> Iterator[Fault]:
-    """Links between ports that run with less than both ends can, and those of NVMe drives with less than others of
-    their kind: if none runs with more, the machine was built so. Those of GPUs and adapters are judged elsewhere: they
-    may rest at a lower speed."""
+    """Links between ports that run with less than both ends can, and those of NVMe drives with less than others like
+    them. Those of GPUs and adapters are judged elsewhere: they may rest at a lower speed."""
     judged = judged_links(devices)
     for link in judged:
         runs, wanted = link.runs, link.able
@@ -205,9 +202,8 @@ def uncorrected_errors(devices: Devices, gpus: Sequence[Gpu]) -> list[Fault]:
 
 
 def path_errors(before: Devices, now: Devices, gpus: Sequence[Gpu], seconds: float) -> Iterator[Fault]:
-    """Links with errors between two readings so many seconds apart: uncorrected ones, more corrected ones of one name
-    than a healthy link has, and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, as the PCIe
-    specification allows: at 32 GT/s 1.92 a minute and lane."""
+    """Links with uncorrected errors between two readings, or more corrected ones of one name than a healthy link has,
+    and devices that are gone. DCGM's rates of replays are one wrong bit in 10^12, as the PCIe specification allows."""
     lost = [address for address, each in before.items() if each.kind not in MAY_LEAVE and address not in now]
     ways = {port for address in lost for port in (*ports_above(before, address), address)}
     gone = [link for link in links(before) if link.lower in ways and link.lower not in now]

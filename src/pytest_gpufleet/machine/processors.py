@@ -13,8 +13,7 @@ CPU = Path("sys/devices/system/cpu")
 KIB = 1 << 10
 # Clock sources that are read over the bus, each time: about 1 us instead of 0.02 us, and not by every processor at
 # once. arch/x86/kernel/hpet.c rates its own 250, drivers/clocksource/acpi_pm.c 200, the kernel's last resorts below
-# 10; tsc, kvm-clock, hyperv_clocksource_tsc_page and arch_sys_counter have 300 to 500. check_processor.py of Meta's GCM
-# asks for the name of one.
+# 10; tsc, kvm-clock, hyperv_clocksource_tsc_page and arch_sys_counter have 300 to 500.
 SLOW_CLOCKS = ("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies")
 # Of 16 modules of a socket one is 6 %. What the firmware and the kernel keep for themselves is some GiB of one node.
 LESS_MEMORY = 0.05

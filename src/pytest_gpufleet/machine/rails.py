@@ -17,8 +17,7 @@ from pytest_gpufleet.model.place import Place
 
 
 def read_switches(run: tools.RunTool = tools.output) -> dict[str, str]:
-    """The switch in which the cable of each port ("mlx5_0/1") at the highest rate ends, by name or GUID, "" if silent:
-    by LLDP (Ethernet), or asked over the cable (InfiniBand)."""
+    """In which cables of ports at the highest rate end, by name or GUID, "" if silent: by LLDP, or over the cable."""
     ports = [port for port in fastest_ports(network_ports.read()) if port.adapter not in VIRTUAL_FUNCTIONS]
     if not ports:
         raise Absent("no network adapter with its own cable has an active port")

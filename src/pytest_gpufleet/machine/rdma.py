@@ -72,8 +72,7 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_ports() -> list[str]:
-    """The active InfiniBand and RoCE ports at the highest rate. Absent without one, Unreadable where perftest is
-    missing or too old, or a container has not all of them."""
+    """The active ports at the highest rate. Absent, or Unreadable without a fit perftest or a device file of each."""
     ports = network_ports.fastest_ports(network_ports.read())
     if not ports:
         raise Absent("no InfiniBand or RoCE port is active")
@@ -153,8 +152,7 @@ def write(test: Perftest, port: str, address: str, to: str, service: int) -> flo
 
 
 def explained(said: str) -> str:
-    """The line that decides, and the next step; all of it where none is known. What libibverbs misses of other makers
-    is no error."""
+    """The line that decides, and the next step; all where none is known, but for what libibverbs misses of others."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and "ibverbs: Warn" not in line]
     for pattern, step in STEPS:
         if line := next((line for line in lines if re.search(pattern, line)), ""):
@@ -195,8 +193,7 @@ def slow_adapters(measurement: Measurement) -> list[Fault]:
 
 @dataclass(frozen=True)
 class Written:
-    """What a port of a node reached that wrote to that of another, or `why` it could not; `alone`: the node of the two
-    that cannot, whatever the other one does."""
+    """What a port reached that wrote to that of another node, or `why` not; `alone`: the one of the two that cannot."""
 
     figure: float = 0.0
     why: str = ""
@@ -205,8 +202,7 @@ class Written:
 
 def rails(nodes: Sequence[Sequence[Port]], gpus: Sequence[Gpu]) -> dict[int, str]:
     """The ports by which nodes reach each other, by the number of the GPU that each is next to, or behind these: that
-    all nodes have, at the highest rate on half of them. Where others are next to the GPUs, a port is for storage or
-    management."""
+    all nodes have, at the highest rate on half of them, and next to GPUs where any is."""
     fastest = Counter(port.port for ports in nodes for port in network_ports.fastest_ports(ports))
     everywhere = set.intersection(*({port.port for port in ports} for ports in nodes))
     near = network_ports.adapters_near(gpus)

@@ -84,8 +84,7 @@ def put_back(before: dict[str, str]) -> None:
 
 
 def relevant() -> dict[str, str]:
-    """What steers drivers and libraries, sorted. Values are hidden where the name promises a secret, and so is what
-    looks like one in others: reports go from hand to hand."""
+    """What steers drivers and libraries, sorted, without secrets: reports go from hand to hand."""
     given = sorted(steering().items())
     steer = ((name, value) for name, value in given if STEERING.fullmatch(name) and not NOISE.fullmatch(name))
     return {name: variable(name, value) for name, value in steer}
@@ -95,8 +94,7 @@ ENVIRONMENT = HostFact("environment", dict[str, str], relevant)
 
 
 class TopologyFile(msgspec.Struct, frozen=True):
-    """What NCCL is given of a machine that does not show its PCIe switches. `devices`: PCI addresses; `unreadable`:
-    why, which NCCL passes over in silence (graph/xml.cc)."""
+    """`devices`: their PCI addresses; `unreadable`: why, which NCCL passes over in silence (graph/xml.cc)."""
 
     path: str
     devices: tuple[str, ...] = ()
@@ -171,16 +169,14 @@ def _keeps_apart(text: str, topology: GpuTopology) -> bool:
 
 
 def _lacks(text: str, needed: set[str]) -> bool:
-    """Whether a list of algorithms or protocols leaves out one with which this machine is faster, for any function:
-    "ring,tree", "^ll128", "tree;broadcast:ring" (parseList)."""
+    """Whether a list like "ring,tree", "^ll128" or "tree;broadcast:ring" (parseList) leaves out what is faster here."""
     parts = [part.rpartition(":")[2] for part in text.lower().split(";")]
     listed = [(names.startswith("^"), set(names.lstrip("^").split(","))) for names in parts]
     return any(needed & names if excludes else needed - names for excludes, names in listed)
 
 
 def unfit_topology_file(file: TopologyFile, gpus: Iterable[Gpu]) -> list[Fault]:
-    """One that is not in the container, or is of another machine: NCCL then goes by what the system shows, and says so
-    in its log alone."""
+    """It is not there, or of another machine: NCCL then goes by what the system shows, as its log alone says."""
     if file.unreadable:
         return [node_fault("topology_file_unfit", f"{file.path} cannot be read: {file.unreadable}")]
     lacking = {address: gpu for address, gpu in gpus_by_address(gpus).items() if address not in file.devices}

@@ -1,6 +1,5 @@
-"""How facts of the host are read: from programs of the system (ipmitool, smartctl, fio), and from the small files of
-/sys; whether this system is a virtual machine or a container, which shows less of its host, and what a container
-leaves."""
+"""How facts of the host are read: from programs (ipmitool, smartctl, fio), and from the small files of /sys; whether
+this system is a virtual machine or a container, which shows less of its host, and what it leaves."""
 
 import os
 import re
@@ -73,8 +72,7 @@ class HostFact(Generic[T]):
 
 
 def output(*command: str, seconds: float = 20, statuses: tuple[int, ...] = (0,)) -> str:
-    """What a program writes to its standard output. Unreadable if it is not installed, did not end in time (NoAnswer),
-    or ended with another status."""
+    """What a program prints. Unreadable if it is not installed, ended with another status or not in time (NoAnswer)."""
     status, out, errors = ended(*command, seconds=seconds)
     if status not in statuses:
         said = (errors or out).strip().splitlines()
@@ -202,21 +200,18 @@ def hides_host() -> Unreadable:
 
 
 def unreadable_here(root: Path, why: str, remedy: str = AS_ROOT) -> Unreadable:
-    """Also to root of a container: engines mask /sys/firmware of all but privileged ones (moby, oci/defaults.go,
-    MaskedPaths)."""
+    """Also to root of a container, whose engine masks /sys/firmware (moby, oci/defaults.go, MaskedPaths)."""
     hidden = in_container(root) and not any((root / "sys/firmware").glob("*"))
     return hides_host() if hidden else Unreadable(why, remedy)
 
 
 def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent | Unreadable:
-    """Why what every server has is not to be seen: `virtual` in a virtual machine, hidden by a container; else
-    `why`."""
+    """Why what every server has is not to be seen: `virtual`, or hidden by a container; else `why`."""
     return Absent(virtual) if is_virtual(root) else unreadable_here(root, why, remedy)
 
 
 def grown(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> dict[str, int]:
-    """Of counters that could be read both times. One that began anew, as of a device that was reset, has counted what
-    it shows."""
+    """Of counters that could be read both times. One that began anew, as after a reset, has counted what it shows."""
     both = {name: (then, now.get(name)) for name, then in before.items()}
     return {
         name: count - then if count >= then else count
@@ -230,8 +225,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def short_of(processors: int, memory: int) -> str:
-    """What the container does not leave for this many busy processors and bytes of memory; "" if it does, or nobody
-    knows."""
+    """What the container does not leave for this many busy processors and bytes; "" if it does, or nobody knows."""
     with suppress(OSError, ValueError):
         quota, period = (CGROUP / "cpu.max").read_text().split()
         if quota != "max" and int(quota) < processors * int(period):
