@@ -82,22 +82,16 @@ def set_port(*indices, **facts):
     return change
 
 
-def recorded(*changes, snapshot="h200x4"):
-    """The machine of a snapshot after these changes.
-
-    `gpufleet snapshot --anonymous` made the snapshots, with schema 1: without the topology. That of h200x4 was added:
-    it is the one that tests/recorded/h200x4-b has of a machine of the same kind. h200x1 stays as it was.
-    """
-    document = json.loads(((Path(__file__).parent / "machine" / "snapshots") / f"{snapshot}.json").read_text())
+def recorded(*changes):
+    """The machine of the snapshot after these changes. `gpufleet snapshot --anonymous` made it, but for the topology,
+    which is the one that tests/recorded/h200x4-b has of a machine of the same kind."""
+    document = json.loads((Path(__file__).parent / "machine/snapshots/h200x4.json").read_text())
     taken = Machine(codec.typed(document["gpus"], tuple[Gpu, ...]), document["host"], document["taken"])
     gpus = [dict(gpu.facts) for gpu in taken.gpus]
     for values in gpus:  # a snapshot has no readings of telemetry; these are those of an idle H200
         values.update(clock_event_reasons=0x1, temperature_c=30, power_watts=75.0)
         values.update({name: value for name, value in SINCE_THE_SNAPSHOTS.items() if name not in values})
-    if "topology" in document:
-        topology = codec.typed(document["topology"], GpuTopology)
-    else:  # schema 1
-        topology = GpuTopology(links=tuple(tuple("X" if row is gpu else "?" for gpu in gpus) for row in gpus))
+    topology = codec.typed(document["topology"], GpuTopology)
     processes = {gpu.index: gpu.processes for gpu in topology.gpus}
     here = Draft(gpus, dict(taken.host), len(gpus), processes, topology.problems, topology.links, topology.fabric)
     here.driver = topology.driver

@@ -601,9 +601,10 @@ def run_described(run_pytest):
     return lambda change, *arguments: run_pytest(*checks, *options, *arguments, CHANGE=change)
 
 
-def test_a_machine_with_one_gpu_as_it_was():
-    found = outcomes(recorded(snapshot="h200x1"), asked=1)
-    assert failed(found) == {"test_software_fits_driver"}  # its snapshot is of schema 1: no versions
+def test_a_virtual_machine_with_one_gpu_has_no_nvlinks():
+    without = dict.fromkeys(("nvlink_states", "nvlink_speeds", "nvlink_remotes", "nvlink_errors"), ABSENT)
+    found = outcomes(recorded(set_machine(count=1, fabric="none"), set_gpus(**without, **NO_FABRIC)), asked=1)
+    assert failed(found) == set()
     assert found["test_nvlinks_are_up"].what == found["test_fabric_is_ready"].what == "not applicable"
 
 

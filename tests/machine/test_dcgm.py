@@ -199,15 +199,10 @@ def test_it_leaves_gpus_alone_that_are_not_the_runs():
     assert run.done == []
 
 
-@pytest.mark.parametrize(
-    "why",
-    [Unreadable("dcgmi is not installed", "apt install it"), NoAnswer("dcgmi did not answer within 900 s")],
-    ids=["without dcgmi", "it hangs"],
-)
-def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch, why):
+def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch):
     def read(level):
-        raise why
+        raise NoAnswer("dcgmi did not answer within 900 s")
 
     monkeypatch.setattr(dcgm, "read", read)
-    with pytest.raises(NotJudged, match=str(why)):
+    with pytest.raises(NotJudged, match="dcgmi did not answer within 900 s"):
         fixtures.diagnose(Run(), "test_x")

@@ -42,7 +42,7 @@ ROCE = (
     "np_cnp_sent", "rp_cnp_handled", "np_ecn_marked_roce_packets", "rx_icrc_encapsulated",
     "tx_cnp_pkts", "rx_cnp_pkts", "rx_ecn_marked_pkts", "retrans_pkts", "retrans_timeout_events",
 )  # fmt: skip
-# Priority flow control in `ethtool -S`: mlx5 (en_stats.c: pport_per_prio_pfc_stats_desc), bnxt_en (bnxt_port_stats_arr).
+# Priority flow control by `ethtool -S`: mlx5 (en_stats.c, pport_per_prio_pfc_stats_desc), bnxt_en (bnxt_port_stats_arr)
 PAUSES = re.compile(r"^ *([rt]x)_(?:prio\d_pause|pfc_ena_frames_pri\d): (\d+)$", re.MULTILINE)
 # Of mlx5 (port and queues) and of bnxt_re (hw_counters.c). One lost packet makes several of them grow.
 PACKETS = (
@@ -54,7 +54,7 @@ PACKETS = (
 )  # fmt: skip
 GIDS, IPV4 = 32, "0000:0000:0000:0000:0000:ffff:"  # how many are looked at; the kernel has two for each address
 NOT_COUNTED = (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP)
-# Of the bits on a PCIe link those that are payload, from generation 3 on; of these, without headers of 256-byte packets.
+# Of the bits on a PCIe link those that are payload, from generation 3 on; of these, without headers of 256 byte packets
 PAYLOAD, MESSAGES = 128 / 130, 0.88
 # Gbit/s of a port of boards that come with one speed, by the name of their settings (PSID; /sys: board_id), with part
 # number. A model comes in several speeds: a ConnectX-7 with 200 and with 400, which only its board shows.
