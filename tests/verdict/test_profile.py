@@ -349,3 +349,6 @@ def test_the_mean_of_copy_and_triad_is_held_against_the_mean_of_their_limits(tmp
     figure = Measurement("memory_bandwidth", {"gpu0": 1.0}, {"operation": "copy and triad"})
     limit = load(tmp_path / "own.toml").limit_for(figure)
     assert (limit and limit.value) == (both and pytest.approx(both))
+    # A contract about both goes before what is shipped of both; about one alone it says nothing of the mean.
+    agreed = contract(tmp_path, *(text.replace("published", "contract") for text in texts)).limit_for(figure)
+    assert agreed.given == (both is not None)

@@ -44,26 +44,23 @@ def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
     """GPUs that differ from more than half of those of their kind; where there is no such majority, one fault of all
     that differ, since nobody can say which are wrong. What repeats on less than half of them is not held against
     anybody: it is the software that does not repeat it."""
-    wrong: dict[Where, list[str]] = defaultdict(list)
-    unclear: dict[tuple[Where, ...], list[str]] = defaultdict(list)
+    wrong, unclear = defaultdict[Where, list[str]](list), defaultdict[tuple[Where, ...], list[str]](list)
     for (*_, part), hashes in computed(fingerprints).items():
         steady = {place: each for place, each in hashes.items() if each}
         if 2 * len(steady) < len(hashes):
             continue
-        for place in hashes.keys() - steady.keys():
-            wrong[place].append(f"{part} (other bits each time)")
         most = usual(steady.values())
         if most is None and steady:
             unclear[tuple(sorted(steady))].append(part)
-        for place, each in steady.items():
-            if most not in (None, each):
-                wrong[place].append(part)
-    names = {at: some(parts, MOST_PARTS, "; ") for at, parts in sorted(wrong.items())}
-    faults = [Fault("gpu_bits_differ", (at,), f"other bits than most: {named}") for at, named in names.items()]
-    return faults + [
-        Fault("gpu_bits_differ", places, f"they differ, and nobody can say which is wrong: {named}")
-        for places, named in ((places, some(parts, MOST_PARTS, "; ")) for places, parts in unclear.items())
-    ]
+        for place, each in hashes.items():
+            if not each or most not in (None, each):
+                wrong[place].append(part if each else f"{part} (other bits each time)")
+    found: dict[tuple[Where, ...], str] = {}
+    for place, parts in sorted(wrong.items()):
+        found[(place,)] = f"other bits than most: {some(parts, MOST_PARTS, '; ')}"
+    for places, parts in unclear.items():
+        found[places] = f"they differ, and nobody can say which is wrong: {some(parts, MOST_PARTS, '; ')}"
+    return [Fault("gpu_bits_differ", places, what) for places, what in found.items()]
 
 
 def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:

@@ -129,7 +129,7 @@ def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
 def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comparison]:
     """The comparisons that a profile makes of what a level measures on so many healthy nodes: those of one node in its
     own run, and those between nodes. Where its references are of boards with a part number, on such boards."""
-    limits = [limit for each in _with_bases(profile) for limit in each.limits]
+    limits = [limit for each in profile.layers for limit in each.limits]
     parts = sorted(str(limit.conditions["part"]) for limit in limits if "part" in limit.conditions)
     facts = {"name": profile.match[0] if profile.match else profile.name, "board_part_number": [*parts, ""][0]}
     links = int(profile.facts.get("nvlinks", 0))
@@ -155,10 +155,6 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     return of_findings(findings)
 
 
-def _with_bases(profile: Profile | None) -> list[Profile]:
-    return [profile, *_with_bases(profile.base)] if profile else []
-
-
 # What a profile that has no limit for it does not say of what the suite measures.
 _USUAL: dict[str, dict[str, Condition]] = {"host_bandwidth": {"direction": "host to device", "at_once": "one"}}
 _OF_MACHINE = ("fabric", "part")
@@ -169,7 +165,7 @@ def _conditions(metric: str, profile: Profile, topology: GpuTopology, nodes: int
     here = {"fabric": topology.fabric, "part": topology.part, "nodes": nodes}
     found: list[dict[str, Condition]] = []
     rows: list[Limit | SpreadRow] = []
-    for each in _with_bases(profile):
+    for each in profile.layers:
         rows += (*each.limits, *each.spreads)
     for under in (row.conditions for row in rows if row.metric == metric):
         fits = all(under.get(key, value) == value for key, value in here.items())

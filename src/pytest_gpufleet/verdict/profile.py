@@ -202,6 +202,11 @@ class Profile:
     calibrated_on: tuple[KnownGood, ...] = ()
     spreads: tuple[SpreadRow, ...] = ()
 
+    @property
+    def layers(self) -> "list[Profile]":
+        """This profile and all that it builds on, itself first."""
+        return [self, *(self.base.layers if self.base else ())]
+
     def limit_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Limit | None:
         """The limit that decides, of those whose every condition was measured so, on a machine whose GPUs `fabric`
         connects and whose boards all have the number `part`. FileError if the figure is in another unit or better in
@@ -213,11 +218,13 @@ class Profile:
             has = f"by {self.path.name} it is in {known.unit}, and {known.better} is better"
             raise FileError(f"{was}, but {has}; make the two the same.")
         # The one of the best grade; of several one of the profile's own, however specific; of these the most specific.
-        own = (limit for limit in self.limits if holds(limit, measurement, fabric, part))
-        first = min(own, key=lambda limit: (GRADES.index(limit.grade), -len(limit.conditions)), default=None)
-        of_base = self.base.limit_for(measurement, fabric, part) if self.base else None
-        found = min(filter(None, (first, of_base)), key=lambda limit: GRADES.index(limit.grade), default=None)
-        return found or self._of_both(measurement, fabric, part)
+        found = [
+            (GRADES.index(limit.grade), number, -len(limit.conditions), limit)
+            for number, each in enumerate(self.layers)
+            for limit in each.limits
+            if holds(limit, measurement, fabric, part)
+        ]
+        return min(found, key=lambda one: one[:3])[-1] if found else self._of_both(measurement, fabric, part)
 
     def _of_both(self, measurement: Measurement, fabric: str, part: str) -> Limit | None:
         """Of the geometric mean of copy and triad: the mean of their limits, as good as the worse of these. Where one
@@ -259,8 +266,8 @@ class Profile:
 
     def _seen(self, which: str, metric: str, under: Mapping[str, Condition]) -> SpreadRow | None:
         """The most specific row of this profile, else of its base, that says so much. A default was seen on none."""
-        rows = [row for row in self.spreads if row.machines and getattr(row, which) is not None]
-        return _most_specific(rows, metric, under) or (self.base._seen(which, metric, under) if self.base else None)
+        rows = ([row for row in one.spreads if row.machines and getattr(row, which) is not None] for one in self.layers)
+        return next(filter(None, (_most_specific(each, metric, under) for each in rows)), None)
 
 
 # Where a metric has neither a default spread nor a tolerance of its own.
