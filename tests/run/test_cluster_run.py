@@ -33,7 +33,9 @@ class Answering:
 
     def ask_each(self, questions, timeout):
         self.asked, self.seconds = sorted(questions), timeout
-        return {node: self.answers[type(question)][node] for node, question in questions.items()}
+        found = {node: self.answers[type(question)][node] for node, question in questions.items()}
+        troubles = {node: str(why) for node, why in found.items() if isinstance(why, Trouble)}
+        return {node: answer for node, answer in found.items() if node not in troubles}, troubles
 
     def suite_news(self, timeout):
         return []

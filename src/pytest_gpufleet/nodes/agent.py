@@ -91,8 +91,7 @@ def main(settings: str) -> NoReturn:
 
 
 class Background:
-    """Threads, each of which does its work in order. What follows a piece of work is done where `take_in` is called,
-    for which a selector wakes."""
+    """Threads, each of which does its work in order. What follows is done by `take_in`, for which a selector wakes."""
 
     def __init__(self) -> None:
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -137,8 +136,7 @@ class OwnNode:
         self._sampler: Sampler | None = None
 
     def open(self, interface: str) -> messages.Hello:
-        """Reads the machine, which takes seconds and comes before all else. Without GPUs it is a node all the same, and
-        says why."""
+        """Read the machine, which takes seconds. Without GPUs it is a node all the same, and says why."""
         if self._settings.rehearse:
             self.node = local_node.without_gpus("--rehearse was given")
         else:
@@ -173,8 +171,7 @@ class OwnNode:
 
 
 class Agent:
-    """`folder`: where its log and the reports of its own run are. It is removed when the controller ends the agent and
-    has read all files."""
+    """`folder`: of its log and of the reports of its own run; removed at its end, if the head has read all files."""
 
     def __init__(self, settings: AgentSettings, connection: wire.Dialled, folder: Path) -> None:
         self._settings = settings

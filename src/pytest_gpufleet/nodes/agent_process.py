@@ -1,5 +1,4 @@
-"""How the agent of a node is started: as a process of its own, or in the place of this one; and whether all nodes have
-the same installation."""
+"""How the agent of a node is started, as a process or in the place of this one, and whether all nodes have the same."""
 
 import os
 import platform
@@ -53,8 +52,7 @@ def command(settings: AgentSettings) -> list[str]:
 
 
 def with_secret(command: Sequence[str], secret: bytes, **how: Any) -> subprocess.Popen[bytes]:
-    """A process that gets the secret by its standard input, which ends when this process does. `how`: as Popen has it.
-    OSError if it does not start."""
+    """A process that gets the secret by its standard input, which ends when this process does. OSError as of Popen."""
     # Signals of the terminal are for the controller.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **how)
     assert process.stdin is not None
@@ -75,9 +73,8 @@ def become(settings: AgentSettings, secret: bytes) -> NoReturn:
 
 
 class OwnAgents:
-    """Who starts agents, all of them, or that of this host where a launcher starts the others: as processes of this
-    machine, each of which ends with this process. `own`: those whose end is seen here, by the numbers in `settings`;
-    `name`: "local", "srun", "ray"."""
+    """Starts agents as processes of this machine, which end with this one: all, or that of this host where a launcher
+    starts the others. `own`: those whose end is seen here, by the numbers in `settings`; `name`: "local", "srun"."""
 
     def __init__(self, name: str, secured: Secured, secret: bytes, settings: Sequence[AgentSettings]) -> None:
         self.name, self.secured, self.secret = name, secured, secret
@@ -86,8 +83,7 @@ class OwnAgents:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, port: int) -> Mapping[int, str]:
-        """The names of those that were started. They dial in at this port of this machine. Refused if there is nothing
-        to start agents on."""
+        """The names of those that were started, which dial in at this port. Refused if there is nothing to start on."""
         for index, settings in self._settings.items():
             reached = msgspec.structs.replace(settings, head=f"127.0.0.1:{port}", lifeline=True)
             self._processes[index] = with_secret(command(reached), self.secret)

@@ -1,5 +1,4 @@
-"""The nodes of a run as its controller has them: who is there, who is lost, what is sent to and comes from each; and
-their ranks."""
+"""The nodes of a run as its controller has them: who is there or lost, what each is sent and sends; and their ranks."""
 
 import itertools
 import pickle
@@ -76,8 +75,7 @@ class Cluster:
         self._thread = threading.Thread(target=self._listen, name="gpufleet nodes", daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Start an agent on every node that the transport has, and wait until each has said Hello or is lost: at the
-        latest after `timeout` seconds. Refused if there is no node."""
+        """Start all agents, and wait until each has said Hello or is lost, at the latest after `timeout` seconds."""
         self.names = self.transport.start()
         self._thread.start()
         with self._changed:
@@ -114,8 +112,8 @@ class Cluster:
 
     def ask_each(
         self, questions: Mapping[int, messages.Asked], timeout: float = 10.0, also_lost: bool = False
-    ) -> dict[int, Any]:
-        """What each node answers to its own question, as the type that belongs to it, or the Trouble why it did not.
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """What each node answers to its own question, as the type that belongs to it; and why others have not answered.
         Nodes that are left out can be asked too, and those that were lost, if they are back."""
         with self._changed:
             there = [node for node in questions if node not in self._gone and (also_lost or node not in self.lost)]
@@ -134,21 +132,33 @@ class Cluster:
 
             self._changed.wait_for(settled, timeout)
             replies = {node: self._asked.pop(number) for node, number in numbers.items()}
-            return {node: self._answer(node, each, replies.get(node), timeout) for node, each in questions.items()}
+        answers, troubles = dict[int, Any](), dict[int, str]()
+        for node, question in questions.items():
+            if (reply := replies.get(node)) is None:
+                gone = "its agent has ended" if node in self._gone else f"no answer within {timeout:g} s"
+                troubles[node] = f"it is lost: {self.lost[node]}" if node in self.lost else gone
+            elif reply.trouble:
+                troubles[node] = reply.trouble
+            else:
+                try:
+                    answers[node] = codec.unpacked(reply.answer, question.answer)
+                except ValueError as error:
+                    troubles[node] = f"it answered what is no answer: {error}"
+        return answers, troubles
 
     def ask_one(self, node: int, question: messages.Asked, timeout: float = 10.0) -> Any:
         """What a node answers, also one that was lost and is back. Trouble if it does not."""
-        if isinstance(answer := self.ask_each({node: question}, timeout, also_lost=True)[node], Trouble):
-            raise answer
-        return answer
+        answers, troubles = self.ask_each({node: question}, timeout, also_lost=True)
+        if troubles:
+            raise Trouble(troubles[node])
+        return answers[node]
 
     def rank_news(self, timeout: float) -> list[tuple[int, RankNews]]:
-        """What happened to ranks of any node, each with its node, as soon as anything did; [] after `timeout` seconds.
-        Every loss of a node is among it."""
+        """What happened to ranks or nodes, each with its node, as soon as anything did; [] after `timeout` seconds."""
         return self._news(self._rank_news, timeout)
 
     def suite_news(self, timeout: float) -> list[tuple[int, SuiteNews]]:
-        """What came from the nodes' own runs, and every loss of a node, in the same way."""
+        """What came from the nodes' own runs, and losses of nodes, in the same way."""
         return self._news(self._suite_news, timeout)
 
     def _news(self, queue: list[T], timeout: float) -> list[T]:
@@ -169,8 +179,7 @@ class Cluster:
                 self._fence(node)
 
     def close(self, timeout: float) -> dict[int, str]:
-        """End all agents, by force those that have not ended after half of the time. Those of which nobody knows
-        whether they ended, and why."""
+        """End all agents, after half of the time by force. Those of which nobody knows whether they ended, and why."""
         until = time.monotonic() + timeout
         with self._changed:
             self._closing = True
@@ -268,15 +277,6 @@ class Cluster:
             self._suite_news.append((node, lost))
             self._changed.notify_all()
 
-    def _answer(self, node: int, question: messages.Asked, reply: messages.Reply | None, timeout: float) -> Any:
-        if reply is None:
-            gone = "its agent has ended" if node in self._gone else f"no answer within {timeout:g} s"
-            return Trouble(f"it is lost: {self.lost[node]}" if node in self.lost else gone)
-        try:
-            return Trouble(reply.trouble) if reply.trouble else codec.unpacked(reply.answer, question.answer)
-        except ValueError as error:
-            return Trouble(f"it answered what is no answer: {error}")
-
 
 # ---------------------------------------------------------------- ranks on several nodes
 
@@ -333,24 +333,23 @@ class ClusterEngine:
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         asked = self._by_node(ranks)
         questions = {node: messages.Examine(tuple(here)) for node, here in asked.items()}
+        answers, troubles = self._cluster.ask_each(questions, EXAMINE_SECONDS)
         traces: dict[int, Trace] = {}
-        for node, answer in self._cluster.ask_each(questions, EXAMINE_SECONDS).items():
-            why = answer if isinstance(answer, Trouble) else "its node has ended it"  # as one does that is left out
-            traces |= dict.fromkeys(asked[node], Trace(state=f"(nothing can be seen of it: {why})"))
-            traces |= {} if isinstance(answer, Trouble) else answer
+        for node, here in asked.items():
+            why = troubles.get(node, "its node has ended it")  # as one does that is left out
+            traces |= dict.fromkeys(here, Trace(state=f"(nothing can be seen of it: {why})")) | answers.get(node, {})
         return traces
 
     def kill(self, timeout: float) -> dict[int, str]:
-        """A node that does not end its ranks is left out: nothing more can be started on their GPUs. Those of a lost
-        node end with its agent, or by the fence."""
+        """Without nodes that do not: nothing more can be started on their GPUs. Lost ones have their agent or fence."""
         questions = dict.fromkeys(set(self._nodes.values()), messages.KillRanks(timeout))
+        answers, troubles = self._cluster.ask_each(questions, timeout + ANSWER_SECONDS)
+        for node, why in troubles.items():
+            self._cluster.leave_out(node, f"it did not confirm that it ended its ranks: {why}")
         left: dict[int, str] = {}
-        for node, answer in self._cluster.ask_each(questions, timeout + ANSWER_SECONDS).items():
-            if isinstance(answer, Trouble):
-                self._cluster.leave_out(node, f"it did not confirm that it ended its ranks: {answer}")
-            elif answer:
-                self._cluster.leave_out(node, f"{len(answer)} of its ranks could not be killed")
-                left |= answer
+        for node, alive in ((node, alive) for node, alive in answers.items() if alive):
+            self._cluster.leave_out(node, f"{len(alive)} of its ranks could not be killed")
+            left |= alive
         self._cluster.rank_news(0.0)
         self._nodes, self._deaths = {}, []
         return left

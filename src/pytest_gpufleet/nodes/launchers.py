@@ -98,8 +98,7 @@ def find(environment: Environment, head: str | None = None, index: int | None = 
 
 
 def starts_several(environment: Environment) -> str:
-    """The launcher that has started this process as one of several on this node, of which each would make the same run;
-    "" if there is none."""
+    """The launcher that has started several processes on this node, of which each would make the same run; else ""."""
     for launcher in LAUNCHERS:
         here = re.sub(r"\(x\d+\)", "", environment.get(launcher.here, ""))  # "8(x16)" or "8(x2),4": man srun
         if any((_number(each) or 0) > 1 for each in here.split(",")):
@@ -108,8 +107,7 @@ def starts_several(environment: Environment) -> str:
 
 
 def own_address(host: str, others: Sequence[str]) -> str:
-    """An address towards which the head's own way to the other nodes goes: its name is often one of loopback on itself
-    (127.0.1.1 in /etc/hosts)."""
+    """One by which the head reaches others: its name is often loopback on itself (127.0.1.1 in /etc/hosts)."""
     for name in (host, *others[:2]):
         for *_, place in _addresses(name):
             if not place[0].startswith("127.") and place[0] != "::1":

@@ -153,10 +153,9 @@ class RunSuite(Question, frozen=True, tag="run suite"):
 
 
 class ReadFile(Question, frozen=True, tag="read file"):
-    """A part of a file below the folder of the node's own run; fewer bytes at its end, none behind it. An agent that is
-    ended removes that folder if all its files were read to their ends."""
+    """A part of a file in the folder of the node's own run, which is removed in the end if all was read."""
 
-    answer = bytes
+    answer = bytes  # fewer at its end, none behind it
     name: str
     offset: int
     most: int

@@ -24,7 +24,7 @@ from pytest_gpufleet.machine import rdma
 from pytest_gpufleet.machine.rdma import Perftest, Written
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.nodes.cluster import Cluster, Trouble
+from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 
 T = TypeVar("T")
@@ -88,11 +88,8 @@ def free_rendezvous(address: str) -> str:
 
 
 def for_ranks(interface: str, local_index: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """On which interface a rank talks to those of other nodes: the one of its node, unless somebody has chosen others.
-
-    NCCL takes a name for the begin of names, but for "=". Gloo knows one interface: where there are several to choose
-    from, the ranks of a node have them one after the other, as the GPUs of a node have a rail each.
-    """
+    """On which interface a rank talks to other nodes: that of its node, unless somebody has chosen others. NCCL takes a
+    name for the begin of names, but for "=". Gloo knows one: of several the ranks of a node have one each in turn."""
     if not interface:
         return {}
     names = (environment.get("GLOO_SOCKET_IFNAME") or interface).split(",")
@@ -103,9 +100,8 @@ def for_ranks(interface: str, local_index: int, environment: Mapping[str, str]) 
 
 
 def of_traffic(reached: Interface, environment: Mapping[str, str]) -> tuple[Interface, ...]:
-    """Those on which ranks of this node talk to others (`for_ranks`): the one by which it is reached, or
-    what NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose: those of Gloo, and the first of NCCL, on which its ranks
-    meet. OSError if there is none of a name that was chosen."""
+    """Those on which ranks of this node talk to others: the one by which it is reached, or what the variables of
+    `for_ranks` choose: those of Gloo, and the first of NCCL, on which its ranks meet. OSError if one is not there."""
     gloo, nccl = environment.get("GLOO_SOCKET_IFNAME", ""), environment.get("NCCL_SOCKET_IFNAME", "")
     usual = reached.address
     by_family = sorted(_addresses(), key=lambda each: (each[1] != usual, (":" in each[1]) != (":" in usual)))
@@ -219,20 +215,15 @@ IndexPair = tuple[int, int]
 
 
 def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str]:
-    """What keeps the nodes of each of these pairs from reaching each other, "" if nothing does. Each of the two
-    connects to the other, all at the same time, and once more where that failed. Of a node that is lost meanwhile
-    nothing is said: its loss is."""
+    """What keeps the nodes of each of these pairs from reaching each other, "" if nothing does, or if one is lost. Each
+    connects to the other, all at the same time, and once more where that failed."""
     questions = {node: Listen(secrets.token_bytes(16)) for pair in pairs for node in pair}
-    answers = cluster.ask_each(questions, ANSWER_SECONDS)
-    closed = {node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble)}
-    doors = {node: answer for node, answer in answers.items() if node not in closed}
+    doors, closed = cluster.ask_each(questions, ANSWER_SECONDS)
 
-    def trouble(tried: Mapping[int, Trouble | dict[int, str]], a: int, b: int) -> str:
-        if not (cluster.takes_part(a) and cluster.takes_part(b)):
-            return ""
-        why = closed[b] if b in closed else tried[a]
-        text = why.get(b, "") if isinstance(why, dict) else str(why)
-        return text and f"{cluster.names[a]} to {cluster.names[b]}: {text}"
+    def trouble(tried: Mapping[int, dict[int, str]], silent: Mapping[int, str], a: int, b: int) -> str:
+        text = closed.get(b) or silent.get(a) or tried[a].get(b, "")
+        there = text and cluster.takes_part(a) and cluster.takes_part(b)
+        return f"{cluster.names[a]} to {cluster.names[b]}: {text}" if there else ""
 
     found = dict.fromkeys(pairs, "not tried yet")
     for _ in range(2):
@@ -240,8 +231,8 @@ def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str
         targets = grouped((a, b) for pair in again for a, b in (pair, pair[::-1]) if b in doors)
         connects = {a: Connect({b: doors[b] for b in others}) for a, others in targets.items()}
         most = max(map(len, targets.values()), default=0)
-        tried = cluster.ask_each(connects, ANSWER_SECONDS + 3 * WAIT_SECONDS * (1 + most // AT_ONCE))
-        found |= {(a, b): "; ".join(filter(None, (trouble(tried, a, b), trouble(tried, b, a)))) for a, b in again}
+        asked = cluster.ask_each(connects, ANSWER_SECONDS + 3 * WAIT_SECONDS * (1 + most // AT_ONCE))
+        found |= {(a, b): "; ".join(filter(None, (trouble(*asked, a, b), trouble(*asked, b, a)))) for a, b in again}
     return found
 
 
@@ -253,21 +244,20 @@ def written(
     clients, width = grouped((b, a) for a, b in ways), len(ports)
     most = max(map(len, clients.values()), default=0)
     seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most * width // PERFTESTS)
-    served = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
+    served, silent = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
     found: dict[IndexPair, list[Written]] = {}
     doors: dict[int, list[tuple[IndexPair, int, tuple[str, str, int]]]] = {}
     for b, each in clients.items():
-        answer = served[b]
-        address, services = ("", [str(answer)] * width * len(each)) if isinstance(answer, Trouble) else answer
+        address, services = served.get(b) or ("", [silent[b]] * width * len(each))
         for index, service in enumerate(services):
             way, port = (each[index // width], b), index % width
             found.setdefault(way, []).append(Written(why=f"{ports[port]}: {service}", alone=b))
             if isinstance(service, int):
                 doors.setdefault(way[0], []).append((way, port, (ports[port], address, service)))
     writes = {a: Write(test, tuple(to for *_, to in each)) for a, each in doors.items()}
-    for a, answer in cluster.ask_each(writes, seconds).items():
-        figures = [str(answer)] * len(doors[a]) if isinstance(answer, Trouble) else answer
-        for (way, port, _), figure in zip(doors[a], figures, strict=True):
+    wrote, silent = cluster.ask_each(writes, seconds)
+    for a, to in doors.items():
+        for (way, port, _), figure in zip(to, wrote[a] if a in wrote else [silent[a]] * len(to), strict=True):
             why = f"{ports[port]}: {figure}" if isinstance(figure, str) else ""
             found[way][port] = Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
     return {way: each for way, each in found.items() if all(map(cluster.takes_part, way))}

@@ -57,11 +57,8 @@ LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')
 
 
 class SuiteProcess:
-    """Started when it is made. `check`: what it is at. OSError if it cannot be started.
-
-    Its reports go below a folder that is made for it in `keep_in`. It has a session of its own, and it ends when this
-    process does, whatever ends that.
-    """
+    """Started when it is made, in a session of its own; it ends when this process does, whatever ends that. OSError if
+    it cannot be started. Its reports go below a folder in `keep_in`. `check`: what it is at."""
 
     def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""

@@ -63,8 +63,7 @@ class Transport:
     # ------------------------------------------------------------ the beginning
 
     def start(self) -> Mapping[int, str]:
-        """Have agents started and wait until they have dialled in. The nodes by number, with their names. Refused if
-        somebody else has the port."""
+        """Have agents started, and wait for them. The names of the nodes by number. Refused if the port is not free."""
         self._listen()
         started = self.starter.start(self.port)
         wanted, until = self.wanted or len(started), time.monotonic() + self.seconds
@@ -112,8 +111,7 @@ class Transport:
             self._poller.register(each, zmq.POLLIN)
 
     def _number(self, started: Mapping[int, str]) -> dict[int, str]:
-        """By index; those without one as they are expected, and by name. Where several hosts have one name, with what
-        tells them apart."""
+        """By index, as they are expected, or by name; their names, with what tells hosts of one name apart."""
         there = {agent.who.index for agent in self._agents.values()}
         agents = [*self._agents.values()]
         agents += [_Agent(DialIn(name, index)) for index, name in started.items() if index not in there]

@@ -1,5 +1,4 @@
-"""Tests of one machine in a run on many nodes. Each node runs them by itself, as if it were alone; here are only those
-between nodes, and a line on each node."""
+"""A run on many nodes: each runs the tests of one machine as if it were alone; here are only those between nodes."""
 
 import os
 import shlex

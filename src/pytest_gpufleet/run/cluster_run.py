@@ -22,7 +22,7 @@ from pytest_gpufleet.model.place import Place, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import agent_process, launchers, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
-from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine, Trouble
+from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
 from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
@@ -49,8 +49,7 @@ def settings_for(options: Options) -> AgentSettings:
 
 
 def take_part(options: Options) -> None:
-    """Where a launcher has started this process on another node than the head's: be the agent of this node, and do not
-    come back."""
+    """Where a launcher has started this process on another node than the head's: be its agent, and do not come back."""
     task = _task(options)
     if task is not None and not task.is_head:
         secret = wire.secret(options.secret_file)
@@ -220,11 +219,10 @@ class ClusterRun(Run):
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""
         assert self.evidence is not None
         seconds = HASTE_SECONDS if self.interruption.heard else HEALTH_SECONDS
-        answers = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
-        silent = {node: answer for node, answer in answers.items() if isinstance(answer, Trouble)}
+        answers, silent = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
         for node, why in silent.items():
             self.evidence.spoil(f"{self.target.hosts[node]}: {what} may have gone unseen: {why}")
-        return {node: answer for node, answer in answers.items() if node not in silent}
+        return answers
 
     @property
     def clocks_ahead(self) -> Mapping[int, float]:
@@ -280,14 +278,13 @@ class ClusterRun(Run):
             yield Health(faults, noticed, health.unseen and f"{self.target.hosts[node]}: {health.unseen}")
 
     def lock(self) -> None:
-        """Make the GPUs of all nodes this run's own, when the nodes' own runs have let them go. Without nodes on which
-        somebody else was faster, or which do not answer."""
+        """Make the GPUs of all nodes this run's own. Without nodes where others have one, or that do not answer."""
         asked = dict.fromkeys({*self.cluster.alive} - self._locked, Lock())
-        for node, why_not in self.cluster.ask_each(asked, LOCK_SECONDS).items():
-            if not why_not:
-                self._locked.add(node)
-            elif node in self.cluster.alive:  # else its loss is on record
-                self._give_up(node, "its GPUs could not be locked: " * isinstance(why_not, Trouble) + str(why_not))
+        found, silent = self.cluster.ask_each(asked, LOCK_SECONDS)
+        found |= {node: f"its GPUs could not be locked: {why}" for node, why in silent.items()}
+        self._locked |= {node for node, why_not in found.items() if not why_not}
+        for node in (found.keys() - self._locked) & {*self.cluster.alive}:  # the loss of others is on record
+            self._give_up(node, found[node])
 
     # ------------------------------------------------------------ one after the other
 
@@ -296,8 +293,7 @@ class ClusterRun(Run):
         self.earlier = {node: (then.finished[node].run, own) for node, own in whole.items()}
 
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
-        """Start the nodes' own runs, with these arguments of pytest in this directory, and go on without nodes on which
-        that cannot be. Refused if no node is left."""
+        """Start the nodes' own runs, and go on without nodes on which that cannot be. Refused if no node is left."""
         assert self.evidence is not None
         nodes = [node for node in self.evidence.record.run.nodes if node.index in self.cluster.alive]
         self.node_runs.take_over(self.earlier, nodes, self.of_nodes)
@@ -309,8 +305,8 @@ class ClusterRun(Run):
             raise Refused(f"the checks of one machine cannot be started there: {text}")
 
     def wait_alone(self, show: Callable[[NodeRun], None]) -> None:
-        """Until the nodes' own runs are over, and what they left is here. `show`: each that is over. Without nodes that
-        they speak against, and those that do not fit to most of the others."""
+        """Until the nodes' own runs are over, and their files here; then without nodes that are not fit, or unlike most
+        others. `show`: each that is over."""
         self.interruption.before_test()
         runs = self.node_runs.all.values()
         for run in [run for run in runs if run.taken_over]:

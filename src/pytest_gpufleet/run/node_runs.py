@@ -121,8 +121,7 @@ class NodeRuns:
     def take_over(
         self, earlier: Mapping[int, tuple[str, RunFolder]], nodes: Iterable[NodeFound], checks: Collection[str]
     ) -> None:
-        """Have the runs of these names, in these folders, count as those of their nodes, if they did all of these
-        checks."""
+        """Have runs of these names, in these folders, count as those of their nodes, if they did all these checks."""
         for node in nodes:
             name, folder = earlier.get(node.index, ("", None))
             if folder is not None and (record := folder.record()).checks.keys() >= {*checks}:
@@ -134,8 +133,7 @@ class NodeRuns:
                 run.digest = sha256(own.evidence)
 
     def start(self, arguments: tuple[str, ...], nodes: Iterable[NodeFound], directory: str) -> dict[int, str]:
-        """Start a run on each of these nodes, with these arguments of pytest, in this directory. Why it could not be
-        started, of those nodes of which that is so: they have none."""
+        """Start a run on each of these nodes, with these arguments of pytest. Why it could not be, of nodes without."""
         for node in nodes:
             if node.index not in self.all:
                 own = self._folder.of_node(node)
@@ -143,16 +141,15 @@ class NodeRuns:
                 self.all[node.index] = NodeRun(node.index, node.host, own)
         key = {ALIAS_KEY: os.environ[ALIAS_KEY]} if ALIAS_KEY in os.environ else {}
         asked = [node for node, run in self.all.items() if not run.taken_over]
-        answers = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), START_SECONDS)
-        failed = {node: str(answer) for node, answer in answers.items() if isinstance(answer, Trouble)}
+        _, failed = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), START_SECONDS)
         troubles = {node: why for node, why in failed.items() if node not in self._cluster.lost}
         for number in troubles:
             shutil.rmtree(self.all.pop(number).folder.path, ignore_errors=True)
         return troubles
 
     def listen(self, timeout: float) -> list[NodeRun]:
-        """Take in what has come, as soon as anything has. The runs that are over since the last time; the files of each
-        that has ended are brought here while the others go on."""
+        """Take in what has come, as soon as anything has, and have files of runs that ended brought here. Those that
+        are over since the last time."""
         over, heard = [], self._cluster.suite_news(timeout)
         self._listening.look(time.monotonic())
         for node, news in heard:
@@ -203,8 +200,8 @@ class NodeRuns:
         return found
 
     def settle(self, interruption: Interruption, again: bool = False) -> None:
-        """Wait until the files of all that have ended are here, or cannot be had. A run that is told to end does not
-        wait long. `again`: try once more to get what could not be had, last that of nodes that were lost."""
+        """Wait until the files of all that have ended are here, or cannot be had; not long if the run is told to end.
+        `again`: try once more to get what could not be had, last that of nodes that were lost."""
         owed = [run for run in self.all.values() if again and run.ended and not run.digest]
         for run in sorted(owed, key=lambda run: run.lost is not None):
             if self._coming[run.node].done():

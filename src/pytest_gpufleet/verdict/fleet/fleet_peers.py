@@ -128,8 +128,7 @@ def slow_places(runs: NodeRuns) -> FleetPeers:
 
 
 def _alike(figure: Figure, by_node: Mapping[int, Finding], runs: NodeRuns) -> Iterator[_Alike]:
-    """The places in groups of one model and part number, at one temperature. A host that is the only one with its part
-    number comes beside all others of its model."""
+    """The places by model and part number, at one temperature. One with boards of its own comes beside all others."""
     values: dict[Where, float] = {}
     states: dict[Where, GpuState] = {}
     kinds: dict[Where, tuple[Hashable, Hashable]] = {}
@@ -167,8 +166,7 @@ def _kind(topology: GpuTopology, place: Where, figure: Figure) -> tuple[Hashable
 
 
 def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
-    """The places that are worse than their peers; and by the median of its other places, which differs less than they
-    do, a host that is a little slow everywhere."""
+    """The places that are worse than their peers; and, by the median of its other places, a host that is as a whole."""
     figure, by_node, value_at = alike.figure, alike.by_node, dict(zip(alike.places, alike.values, strict=True))
     healthy = healthy_spread(figure, alike.topology)
     matters = healthy.matters
@@ -199,9 +197,8 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
 
 
 def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bool:
-    """Whether another family of measurements says the same of each of these places, or the same measurement was once
-    more as much worse as it may not be: in that run, since it had missed there at first, or in an earlier run of the
-    host, with places of its own."""
+    """Whether another family of measurements says the same of each of these places, or the same measurement did once
+    more: in that run, since it had missed there at first, or in an earlier run of the host, with places of its own."""
     figure, host = one.figure, Place(one.node, "node")
     others = [each for each in found if each.node == one.node and _family(each) != _family(one)]
     parts = {part for each in others for at in each.places for part in at.place.parts}
@@ -270,8 +267,7 @@ def slower_than_other_nodes(runs: NodeRuns) -> list[Fault]:
 
 
 def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
-    """Nodes whose clock is off from that of most by more than CLOCKS_APART_SECONDS; of two, both. `ahead`: by how many
-    seconds the clock of each node is ahead of any one clock."""
+    """Nodes whose clock is off from that of most; of two, both. `ahead`: of any one clock, in seconds."""
     usual = median(ahead.values()) if ahead else 0.0
     allowed = CLOCKS_APART_SECONDS if len(ahead) > 2 else CLOCKS_APART_SECONDS / 2  # each is half of it from the middle
     off = {node: seconds - usual for node, seconds in ahead.items() if abs(seconds - usual) > allowed}

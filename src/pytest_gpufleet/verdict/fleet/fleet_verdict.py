@@ -131,8 +131,7 @@ def judge_fleet(
 
 
 def _notes(hosts: Sequence[HostRun], runs: Sequence[HostRun], peers: FleetPeers) -> list[str]:
-    """What a signer has to know of the hosts' own runs: whose limits they met, what of the hosts was not tested or
-    compared, and what is slow by one measurement alone, with what to run again there."""
+    """What a signer has to know: whose limits hosts met, what was not tested or compared, and what to run again."""
     by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
     text = "{hosts} judged by limits that were given ({file}): what only these let pass, the hosts' reports list"
     notes: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
@@ -204,14 +203,12 @@ ALONE: NodeRuns = MappingProxyType({})
 
 
 def over_nodes(record: Record, runs: NodeRuns) -> Fleet:
-    """What a run on many nodes amounts to. `runs`: their own, under the names that they have there, as far as their
-    evidence is here."""
+    """What a run on many nodes amounts to. `runs`: their own, as far as their evidence is here."""
     return judge_fleet(runs.values(), over_nodes=[host_runs.between(record, runs)])
 
 
 def settled(record: Record, broken: str, runs: NodeRuns = ALONE) -> Record:
-    """The record of any run with the verdict, its reasons and the exit status that follow from all else in it, and of
-    one on many nodes from their own runs."""
+    """The record of a run with the verdict that follows from all else in it, and of many nodes from their own runs."""
     record = own_verdict.settled(record, broken)
     if not record.of_cluster:
         return record
@@ -246,9 +243,8 @@ def _hosts(names: Sequence[str], verb: bool = True) -> str:
 
 
 def failed_nodes(hosts: Sequence[HostRun], faults: Iterable[Fault], over: Iterable[Record]) -> tuple[FailedNode, ...]:
-    """The hosts that their own runs reject, then those that were missing, lost or named between nodes or beside the
-    others. Nobody is who is only INCOMPLETE, and neither end of a slow pair. `faults`: of the fleet, whose places
-    count `hosts`."""
+    """The hosts that their own runs reject, then those missing, lost, or named between nodes or beside others: nobody
+    who is only INCOMPLETE, and neither end of a slow pair. `faults`: of the fleet, whose places count `hosts`."""
     found: dict[str, list[Reason]] = defaultdict(list)
     for run in hosts:
         found[run.host] += _of_own_run(run.record)
@@ -281,8 +277,7 @@ def _of_own_run(record: Record) -> Iterator[Reason]:
 
 
 def _between(record: Record) -> Iterator[tuple[int, Fault]]:
-    """Whom faults name that were found between nodes. What lies on several nodes names none of them, nor does what is
-    said of all."""
+    """Whom faults between nodes name. What lies on several nodes names none of them, nor does what is said of all."""
     every = [fault for fault in all_faults(record) if fault.name != "node_lost"]
     for fault in every:
         left_out = fault.name in NAME_NOBODY or fault.kind.action == "MONITOR" or explaining(fault, every)

@@ -119,8 +119,7 @@ class Common:
         return msgspec.structs.replace(found, host=self.facts(found.host))
 
     def event(self, line: bytes) -> Event | None:
-        """As `as_written`, of a finding without samples and details; what stands in those of other runs in the same
-        words was read there."""
+        """As `as_written`, of a finding without samples and details; what others have in the same words is not read."""
         if b'"event": "finding"' not in line[:BEGINNING] or b'"state": ' in line or not line.isascii():
             return as_written(line)  # until 0.3 findings had a state
         try:
@@ -203,9 +202,8 @@ def read_own(path: Path, common: Common, host: str = "") -> Record:
 
 
 def kept(record: Record, common: Common, host: str = "") -> Record:
-    """What a fleet needs of a run, which is a fifth of its memory: no telemetry, samples and times of checks, and what
-    is `common` to many. A run that died has the verdict that it amounts to. `host`: what a run on many nodes calls this
-    one, if it is one of its."""
+    """What a fleet needs of a run, a fifth of its memory: no telemetry, samples and times of checks, and once what is
+    `common` to many. A run that died has the verdict that it amounts to. `host`: its name in a run on many nodes."""
     record = ended(record)
     checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
     topology = common.topology(record.topology)
@@ -228,8 +226,7 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
 
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
-    """One run of each host, the newest, in the order of their names; which others there are; and names and GPUs that
-    two machines have."""
+    """The newest run of each host, by name; which others there are; and names and GPUs that two machines have."""
     of_host = grouped((run.host, run) for run in runs)
     hosts, notes, gaps = list[HostRun](), list[str](), list[Gap]()
     for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
@@ -279,8 +276,7 @@ def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Col
 
 
 def of_nodes(record: Record, there: Collection[str]) -> Iterator[Gap]:
-    """Of a run on many nodes who is gone, took no part, or left no evidence; and GPUs that two nodes have. `there`: of
-    whom a run is."""
+    """Of many nodes who is gone, took no part, or left no evidence; and GPUs that two have. `there`: who has a run."""
     for node, host in record.hosts.items():
         end = record.finished.get(node)
         if node in record.lost:
