@@ -135,13 +135,6 @@ OF_RAY = (
     "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE", "ray::Holder",
 )  # fmt: skip
 RAYLET = "/ray/core/src/ray/raylet/raylet"
-COUNT = """
-import ray, sys, time
-
-ray.init(address=sys.argv[1], log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[2]):
-    time.sleep(0.1)
-"""
 
 
 @dataclass
@@ -160,7 +153,7 @@ class RayCluster:
     def start(self):
         self._begin(self.hosts[0])
         until("the head is there", lambda: self._has_joined(self.hosts[0]), PATIENCE_SECONDS)
-        self._count()
+        until("Ray runs on all hosts", lambda: all([*map(self._has_joined, self.hosts)]), PATIENCE_SECONDS)
 
     def _begin(self, host):
         where = ["--address", self.address]
@@ -190,25 +183,6 @@ class RayCluster:
             self.stop(host)
             self._begin(host)
         return any(host.folder.glob("session_2*/sockets/raylet"))
-
-    def _count(self):
-        counting = self._counting()
-
-        def all_are_there():
-            nonlocal counting
-            joined = all(self._has_joined(host) for host in self.hosts)
-            if counting.poll():
-                counting = self._counting()
-            return joined and counting.poll() == 0
-
-        until("Ray runs on all hosts", all_are_there, PATIENCE_SECONDS)
-
-    def _counting(self):
-        with (self.folder / "count.txt").open("ab") as output:
-            return subprocess.Popen(
-                self.hosts[0].inside(sys.executable, "-c", COUNT, self.address, len(self.hosts), folder=self.folder),
-                env={**KEPT, **RAY}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
 
     def rehearse(self, *checks, held=(), environment=None, options=()):
         """Start a run of these checks of tests/inner/stations.py with two ranks a node, in a folder that all share."""

@@ -13,14 +13,11 @@ from pytest_gpufleet.machine.rdma import BANDWIDTH, Written
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.nodes import network
-from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.messages import Serve, Write as Question
 from pytest_gpufleet.plugin.on_nodes import who_cannot_write
 from pytest_gpufleet.probes.between_nodes import RdmaRails
 from pytest_gpufleet.probes.search.nodes import slow_rails
 from tests.machine import fake_perftest
 from tests.machine.fake_perftest import DOWN, LEFT, NO_DEVICE, NO_GID, NO_MEMORY, NO_PD, OLD, RETRIES
-from tests.nodes.controller import controlled
 from tests.nodes.fake_transport import running
 from tests.nodes.test_cluster_engine import AnsweringTransport
 
@@ -157,11 +154,3 @@ def test_rails_are_the_fastest_ports_of_most_by_the_gpu_next_to_each():
     assert rdma.rails([usual, down], gpus) == {1: "mlx5_0/1", 0: "mlx5_2/1"}  # the last one is for storage
     assert rdma.rails([usual, down], [Gpu(0, {})]) == {1: "mlx5_0/1", 2: "mlx5_2/1", 3: "mlx5_3/1"}
     assert rdma.rails([usual, usual[:2]], []) == {0: "mlx5_0/1"}
-
-
-def test_an_agent_serves_and_writes(perftest, tmp_path):
-    perftest()
-    with controlled(AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path))) as agent:
-        address, services = agent.ask(Serve(BANDWIDTH, (PORTS[0], PORTS[0])))
-        to = tuple((PORTS[0], address, service) for service in services)
-        assert (address, agent.ask(Question(BANDWIDTH, to))) == ("127.0.0.1", (389.61, 389.61))

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -222,38 +221,17 @@ def test_a_frame_of_nobody_breaks_nothing(frame):
     assert line.take(wire.HEADER.pack(int(len(frame) > 8 and frame[:8] == bytes(8)), 0) + b"y") == b"y"
 
 
-def test_a_large_message_and_many_small_ones_come_whole_from_any_thread_and_go_back():
-    agents, launched = dialling(("gf0", 0))
-    transport = Transport(launched, 1, LONG, run="7.0")
-    transport.start()
-    sent = [bytes([size % 251]) * size for size in (20 << 20, 4, 5)]
-    for message in sent:
-        threading.Thread(target=transport.send, args=(0, message)).start()
-    found = []
-    while len(found) < len(sent):
-        for message in agents[0].receive():
-            if message in sent:  # else it is a Beat
-                agents[0].line.send(message)
-        found += [message for _, message in transport.receive(0.1)]
-    assert sorted(found) == sorted(sent)
-    close(transport, *agents)
-
-
 # ---------------------------------------------------------------- the secret
 def test_a_secret_comes_from_a_file_or_the_variable_and_a_short_one_is_refused(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("s" * 32 + "\n")
     monkeypatch.setenv(wire.SECRET, "s" * 32)
     assert wire.secret(None) == wire.secret(tmp_path / "secret") != b""
     assert wire.SECRET not in os.environ
-    assert wire.secret(None) == b""
+    assert wire.secret(None, needed=False) == b""
+    with pytest.raises(Refused, match="nodes on several hosts need a secret"):
+        wire.secret(None)
     (tmp_path / "secret").write_text("s" * 31)
     monkeypatch.setenv(wire.SECRET, "short")
     for given in (None, tmp_path / "secret", tmp_path / "none"):
         with pytest.raises(Refused):
             wire.secret(given)
-
-
-def test_keys_are_of_a_secret_a_role_and_a_run():
-    made = [wire.keys(secret, role, run) for secret in (SECRET, b"x" * 32) for role in ("head", "node") for run in "ab"]
-    assert len({*made}) == 8
-    assert wire.keys(SECRET, "head", "a") == made[0]

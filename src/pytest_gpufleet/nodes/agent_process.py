@@ -156,8 +156,7 @@ def own_install(settings: AgentSettings) -> DialIn:
 
 def refuse_others(own: DialIn, nodes: Mapping[str, DialIn]) -> None:
     """Refused if any of these nodes, by their names, has another installation than this process."""
-    alike = grouped((differing, name) for name, node in nodes.items() if (differing := _differences(own, node)))
-    if alike:
+    if alike := grouped((differing, name) for name, node in nodes.items() if (differing := _differences(own, node))):
         found = "; ".join(f"{', '.join(names)}: {differing}" for differing, names in alike.items())
         raise Refused(
             f"not all nodes have what this one has (pytest-gpufleet {own.version}, Python {own.python}): {found}. "

@@ -47,9 +47,9 @@ HOW_TO = (
 )
 
 
-def secret(file: Path | None) -> bytes:
+def secret(file: Path | None, needed: bool = True) -> bytes:
     """What keys are made of: 32 bytes of what this file has, or the variable, which no process that is started from
-    here on has. b"" without either. Refused if it cannot be read, or is short enough to be guessed."""
+    here on has. b"" if it is not needed. Refused if it is not there, or is short enough to be guessed."""
     found, where = os.environ.pop(SECRET, "").encode(), SECRET
     if file is not None:
         where = f"--fleet-secret-file {file}"
@@ -58,10 +58,11 @@ def secret(file: Path | None) -> bytes:
         except OSError as error:
             raise Refused(f"{where} cannot be read: {error.strerror}") from None
     found = found.strip()
-    if not found and file is None:
+    if not (found or file or needed):
         return b""
     if len(found) < LEAST_BYTES:
-        raise Refused(f"{where} has {len(found)} bytes, and a secret needs at least {LEAST_BYTES}; {HOW_TO}")
+        short = f"{where} has {len(found)} bytes, and a secret needs at least {LEAST_BYTES}; " if found or file else ""
+        raise Refused(f"{short}{HOW_TO}")
     return hashlib.blake2b(found, digest_size=KEY_BYTES).digest()
 
 

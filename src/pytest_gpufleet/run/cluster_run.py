@@ -52,13 +52,11 @@ def take_part(options: Options) -> None:
     """Where a launcher has started this process on another node than the head's: be its agent, and do not come back."""
     task = _task(options)
     if task is not None and not task.is_head:
-        secret = wire.secret(options.secret_file)
-        if not secret:
-            raise Refused(wire.HOW_TO)
         place = f"[{task.head}]" if ":" in task.head else task.head
         own = {"index": task.index, "name": task.own_name, "run": task.run}
         reached = {"head": f"{place}:{task.port}", "towards": task.head}
-        agent_process.become(msgspec.structs.replace(settings_for(options), **own, **reached), secret)
+        settings = msgspec.structs.replace(settings_for(options), **own, **reached)
+        agent_process.become(settings, wire.secret(options.secret_file))
 
 
 def _task(options: Options) -> Task | None:
@@ -80,13 +78,11 @@ def transport_for(options: Options) -> Transport:
     settings, task = settings_for(options), _task(options)
     hosts = tuple(_wanted_hosts(options))
     wanted = len(hosts) or (options.nodes if isinstance(options.nodes, int) else None)
-    secret, random = wire.secret(options.secret_file), os.urandom(wire.KEY_BYTES)
+    secret, random = wire.secret(options.secret_file, needed=task is not None), os.urandom(wire.KEY_BYTES)
     if task is not None:
         wanted = wanted or task.count
         if wanted is None:
             raise Refused(f"{task.launcher} does not say how many nodes there are: --nodes N")
-        if not secret:
-            raise Refused(wire.HOW_TO)
         hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
