@@ -241,23 +241,24 @@ def written(
 ) -> dict[IndexPair, list[Written]]:
     """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
     time. Of a node that is lost meanwhile nothing is said."""
-    clients, width = grouped((b, a) for a, b in ways), len(ports)
-    most = max(map(len, clients.values()), default=0)
-    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most * width // PERFTESTS)
-    served, silent = cluster.ask_each({b: Serve(test, (*ports,) * len(each)) for b, each in clients.items()}, seconds)
-    found: dict[IndexPair, list[Written]] = {}
-    doors: dict[int, list[tuple[IndexPair, int, tuple[str, str, int]]]] = {}
-    for b, each in clients.items():
-        address, services = served.get(b) or ("", [silent[b]] * width * len(each))
-        for index, service in enumerate(services):
-            way, port = (each[index // width], b), index % width
-            found.setdefault(way, []).append(Written(why=f"{ports[port]}: {service}", alone=b))
+    servers = grouped((way[1], (way, port)) for way in ways for port in ports)
+    most = max(map(len, servers.values()), default=0)
+    seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most // PERFTESTS)
+    questions = {b: Serve(test, tuple(port for _, port in each)) for b, each in servers.items()}
+    served, silent = cluster.ask_each(questions, seconds)
+    found: dict[tuple[IndexPair, str], Written] = {}
+    doors: dict[int, list[tuple[IndexPair, tuple[str, str, int]]]] = {}
+    for b, each in servers.items():
+        address, services = served.get(b) or ("", [silent[b]] * len(each))
+        for (way, port), service in zip(each, services, strict=True):
+            found[way, port] = Written(why=f"{port}: {service}", alone=b)
             if isinstance(service, int):
-                doors.setdefault(way[0], []).append((way, port, (ports[port], address, service)))
-    writes = {a: Write(test, tuple(to for *_, to in each)) for a, each in doors.items()}
-    wrote, silent = cluster.ask_each(writes, seconds)
-    for a, to in doors.items():
-        for (way, port, _), figure in zip(to, wrote[a] if a in wrote else [silent[a]] * len(to), strict=True):
-            why = f"{ports[port]}: {figure}" if isinstance(figure, str) else ""
-            found[way][port] = Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
-    return {way: each for way, each in found.items() if all(map(cluster.takes_part, way))}
+                doors.setdefault(way[0], []).append((way, (port, address, service)))
+    wrote, silent = cluster.ask_each(
+        {a: Write(test, tuple(to for _, to in each)) for a, each in doors.items()}, seconds
+    )
+    for a, tried in doors.items():
+        for (way, (port, *_)), figure in zip(tried, wrote.get(a) or [silent[a]] * len(tried), strict=True):
+            why = f"{port}: {figure}" if isinstance(figure, str) else ""
+            found[way, port] = Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
+    return {way: [found[way, port] for port in ports] for way in ways if all(map(cluster.takes_part, way))}
