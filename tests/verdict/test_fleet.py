@@ -13,14 +13,8 @@ from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet.fleet_peers import (
-    FAMILY,
-    clocks_apart,
-    minority,
-    nodes_unlike_others,
-    slow_places,
-    slower_than_other_nodes,
-)
+from pytest_gpufleet.verdict.fleet import fleet_peers
+from pytest_gpufleet.verdict.fleet.fleet_peers import FAMILY, clocks_apart, minority, slow_places
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes, settled
 from pytest_gpufleet.verdict.fleet.host_runs import Common, Unusable, between, expected_as, kept, natural, read_own
 from pytest_gpufleet.verdict.reading import read
@@ -158,10 +152,8 @@ def test_of_two_runs_of_a_host_the_newest_counts_whatever_the_older_one_was():
 
 def test_the_worst_host_decides_and_rehearsals_alone_are_a_rehearsal():
     incomplete = host_run("node-003", verdict="INCOMPLETE", reasons=["1 required check was deselected"])
-    assert (fleet(node_003=incomplete).verdict, gaps(fleet(node_003=incomplete))) == (
-        "INCOMPLETE",
-        [("incomplete", ("node-003",))],
-    )
+    found = fleet(node_003=incomplete)
+    assert (found.verdict, gaps(found)) == ("INCOMPLETE", [("incomplete", ("node-003",))])
     found = fleet(node_003=incomplete, node_004=rejected("node-004"))
     assert (found.verdict, found.exit_status) == ("REJECTED", 1)
     assert "node-004" in found.reasons[0]
@@ -239,11 +231,8 @@ def test_a_host_that_is_slow_everywhere_and_a_gpu_that_is_slow_alone_are_found()
     assert found.verdict == "REJECTED"
     assert (Place(2, "node"),) in {fault.subjects for fault in found.faults}
     assert {part.node for fault in found.faults for subject in fault.subjects for part in subject.parts} == {2}
-    assert {each.figure.name for each in found.slow if each.everywhere} >= {
-        "pair_bandwidth",
-        "memory_bandwidth",
-        "solo_train_throughput",
-    }
+    everywhere = {each.figure.name for each in found.slow if each.everywhere}
+    assert everywhere >= {"pair_bandwidth", "memory_bandwidth", "solo_train_throughput"}
     assert {each.node for each in found.slow} == {2}
     found = fleet(node_003=host_run("node-003", change=slower(0.1, 1)))
     alone = [fault.subjects for fault in found.faults if all(isinstance(each, Place) for each in fault.subjects)]
@@ -352,15 +341,15 @@ def nodes(**differing):
 ])  # fmt: skip
 def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change, of, named, left_out):
     runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})
-    faults = nodes_unlike_others(runs)
+    faults = fleet_peers.nodes_unlike_others(runs)
     assert [fault.subjects for fault in faults] == named
     assert {fault.name for fault in faults} <= {"host_unlike_others"}
     assert minority(runs).keys() == left_out
-    assert slower_than_other_nodes(runs) == []
+    assert fleet_peers.slower_than_other_nodes(runs) == []
 
 
 def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
-    faults = slower_than_other_nodes(nodes(node_004=host_run("node-004", change=slower(0.1, 1))))
+    faults = fleet_peers.slower_than_other_nodes(nodes(node_004=host_run("node-004", change=slower(0.1, 1))))
     assert {fault.name for fault in faults} == {"slower_than_peers"}
     assert all(gpu(1, 7) in subject.parts for fault in faults for subject in fault.subjects)
 
@@ -454,12 +443,9 @@ def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twi
     record = ended(tmp_path, limits, Ends(failed={1: (HEALTH,)}))
     own = RunFolder(tmp_path / "run").own_runs(record)
     of_node = own[1].record.checks[HEALTH]
-    twice = replace(
-        record,
-        checks={**record.checks, HEALTH: of_node},
-        started=[*record.started, HEALTH],
-        faults=[Fault("check_failed", (Place(1, "node"),), "it failed", check=HEALTH)],
-    )
+    failed = Fault("check_failed", (Place(1, "node"),), "it failed", check=HEALTH)
+    started, checks = [*record.started, HEALTH], {**record.checks, HEALTH: of_node}
+    twice = replace(record, checks=checks, started=started, faults=[failed])
     assert (between(twice, own).checks.keys(), between(twice, own).faults) == (record.checks.keys(), [])
     assert settled(twice, "", own).reasons == record.reasons
     assert settled(twice, "").verdict == "REJECTED"  # where the node's own evidence is not here

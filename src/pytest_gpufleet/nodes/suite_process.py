@@ -22,12 +22,10 @@ from pytest_gpufleet.world.engines import processes
 def sizes(folder: Path) -> dict[str, int]:
     """Every regular file below a folder, by its name seen from there, with its size in bytes. No link is followed."""
     found = {}
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names):
-            with suppress(FileNotFoundError):  # a run that goes on writes files and gives them other names
-                state = path.lstat()
-                if stat.S_ISREG(state.st_mode):
-                    found[path.relative_to(folder).as_posix()] = state.st_size
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with suppress(FileNotFoundError):  # a run that goes on writes files and gives them other names
+            if stat.S_ISREG((state := path.lstat()).st_mode):
+                found[path.relative_to(folder).as_posix()] = state.st_size
     return found
 
 
@@ -70,17 +68,12 @@ class SuiteProcess:
         held, self._lifeline = os.pipe()
         try:
             with self._output.open("wb") as output:
+                passed_on = {name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
-                    cwd=asked.folder,
-                    env={name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
-                    | {**asked.variables, ONE_OF_MANY: "1"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[held],
-                    start_new_session=True,
-                )
+                    cwd=asked.folder, env={**passed_on, **asked.variables, ONE_OF_MANY: "1"}, pass_fds=[held],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
             self.pid = self._process.pid
             processes.end_with(held, self.pid)
         except BaseException:

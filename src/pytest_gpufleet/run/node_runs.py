@@ -190,13 +190,12 @@ class NodeRuns:
                 gc.disable()  # all that is read stays, and refers to nothing that refers to it
                 try:
                     record = read_own(run.folder.evidence, self._common, run.host)
+                    self.own[node] = HostRun(f"{NODES}/{run.folder.name}", run.digest, record)
+                    found.append(run)
                 except (OSError, ValueError, Refused):  # somebody changed it there
                     run.digest = ""
-                    continue
                 finally:
                     gc.enable()
-                self.own[node] = HostRun(f"{NODES}/{run.folder.name}", run.digest, record)
-                found.append(run)
         return found
 
     def settle(self, interruption: Interruption, again: bool = False) -> None:
