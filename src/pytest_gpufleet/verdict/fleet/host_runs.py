@@ -205,7 +205,7 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     """What a fleet needs of a run, a fifth of its memory: no telemetry, samples and times of checks, and once what is
     `common` to many. A run that died has the verdict that it amounts to. `host`: its name in a run on many nodes."""
     record = ended(record)
-    checks = {name: common(replace(check, seconds=0.0), name) for name, check in record.checks.items()}
+    checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
     topology = common.topology(record.topology)
     return replace(
         record,
@@ -219,7 +219,7 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
         spans=[],
         _begun={},
         started=[*map(common, record.started)],
-        checks=checks,
+        checks={check.id: check for check in checks},  # by names that are common, too
         fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
         findings=[*map(common.finding, record.findings)],
     )
