@@ -180,7 +180,7 @@ def described(run_pytest):
     def run(machine, *arguments):
         plugin = (
             f"import sys\nfrom tests.machine.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.machine import locks\nlocks.DEVICES = Path()\n"
+            "from pathlib import Path\nfrom pytest_gpufleet.machine import local_node\nlocal_node.DEVICES = Path()\n"
         )
         options, files = (INVENTORY, FOLDER, "-p", "described"), {"described.py": plugin}
         return run_pytest(*options, *arguments, files=files, PYTHONPATH=f".:{ROOT}")

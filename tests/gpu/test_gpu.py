@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.machine import local_node, locks, nvml
+from pytest_gpufleet.machine import local_node, nvml
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
-from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.local_node import GpuTaken
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.verdict import peaks
 from pytest_gpufleet.world.engines.processes import look as alive
@@ -126,9 +126,9 @@ def test_gpu_memory_is_free_after_the_controller_is_killed(tmp_path):
 
 
 def test_the_device_file_of_a_gpu_is_what_is_locked():
-    assert all((locks.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
-    with locks.lock(GPUS), pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "):
-        locks.lock(GPUS)
+    assert all((local_node.DEVICES / f"nvidia{gpu['minor']}").is_char_device() for gpu in GPUS)
+    with local_node.lock(GPUS), pytest.raises(GpuTaken, match=f"is in use by another run: process {os.getpid()} of "):
+        local_node.lock(GPUS)
 
 
 def test_a_run_on_a_gpu_ends_by_sigterm_with_its_report_and_a_second_one_is_refused_meanwhile(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet import Gpu
-from pytest_gpufleet.machine import locks
-from pytest_gpufleet.machine.locks import GpuTaken, lock
+from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.machine.local_node import GpuTaken, lock
 
 GPUS = [Gpu(i, {"name": "NVIDIA H200", "uuid": f"GPU-{i}", "serial": f"S{i}", "minor": 2 - i}) for i in range(3)]
 NOBODY = 65534
@@ -19,11 +19,11 @@ HOLDER = """
 import ctypes, os, sys
 from pathlib import Path
 from pytest_gpufleet import Gpu
-from pytest_gpufleet.machine import locks
+from pytest_gpufleet.machine import local_node
 os.chdir(sys.argv[1])  # while it may: the folders above are closed to others
-locks.DEVICES = Path()
+local_node.DEVICES = Path()
 os.setuid(int(sys.argv[2]))
-held = locks.lock([Gpu(1, {"minor": 1})])
+held = local_node.lock([Gpu(1, {"minor": 1})])
 ctypes.CDLL(None).prctl(15, b"\\xff) \\x1b[31m (")  # PR_SET_NAME: no text, and what parts the fields of stat
 print("held", flush=True)
 sys.stdin.read()
@@ -33,7 +33,7 @@ sys.stdin.read()
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
     """A folder with files in the place of /dev."""
-    monkeypatch.setattr(locks, "DEVICES", tmp_path)
+    monkeypatch.setattr(local_node, "DEVICES", tmp_path)
     for gpu in GPUS:
         (tmp_path / f"nvidia{gpu['minor']}").touch()
     return tmp_path
@@ -89,7 +89,7 @@ def test_a_stranger_who_holds_a_gpu_is_named(hold, devices):
 
 def test_a_holder_who_cannot_be_seen(hold, monkeypatch):
     hold()
-    monkeypatch.setattr(locks, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
+    monkeypatch.setattr(local_node, "Path", lambda path: Path("/dev/null"))  # as /proc/locks is in another container
     with pytest.raises(GpuTaken, match=r"GPU 1 .*: a process that cannot be seen from here, as in another container"):
         lock(GPUS)
 

@@ -18,7 +18,7 @@ import pytest
 from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.machine.kernel_log import Logged, Xid
-from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.local_node import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import typed

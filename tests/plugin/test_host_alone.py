@@ -13,10 +13,10 @@ from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 DEVICES = """
     import os
     from pathlib import Path
-    from pytest_gpufleet.machine import locks
+    from pytest_gpufleet.machine import local_node
     from pytest_gpufleet.plugin import markers
 
-    locks.DEVICES = Path(os.environ["DEVICES"])
+    local_node.DEVICES = Path(os.environ["DEVICES"])
     if "IMPATIENT" in os.environ:
         markers.GPUS_A_HOST = 0
 """

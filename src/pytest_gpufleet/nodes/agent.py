@@ -28,8 +28,7 @@ import msgspec
 
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.health import Guard, Health
-from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.machine.locks import GpuTaken
+from pytest_gpufleet.machine.local_node import GpuTaken, LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec

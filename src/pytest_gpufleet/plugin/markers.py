@@ -118,12 +118,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     on_gpus = run.evidence is not None and run.options.nodes is None and run.target.topology.gpus
     if item.get_closest_marker("host_alone") is None or not on_gpus or HOST_IS_KEPT in stash:
         return (yield)
-    from pytest_gpufleet.machine import dcgm, locks
+    from pytest_gpufleet.machine import dcgm, local_node
 
     # DCGM's diagnostic is the longest such check, and has a deadline of its own.
     most_seconds = GPUS_A_HOST * dcgm.SECONDS[run.options.dcgm]
     waits = f"{item.nodeid} needs this host to itself and waits for"
-    with locks.taken(lambda holder: run.tell(f"{waits} {holder}"), most_seconds) as kept_by:
+    with local_node.taken(lambda holder: run.tell(f"{waits} {holder}"), most_seconds) as kept_by:
         if kept_by:
             stash[HOST_IS_KEPT] = True  # nobody waits as long for each of the other tests
             run.written.spoil(f"checks that need this host to themselves had no turn, which was kept by {kept_by}")
