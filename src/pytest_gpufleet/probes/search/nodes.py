@@ -181,8 +181,8 @@ def _to_meet(search: Culprits) -> list[IndexPair]:
     for island, unit in product(islands, [*islands, *outside]):
         known = set[int]().union(*(met[node] for node in unit)) & island
         if unit is not island and len(known) < PARTNERS:
-            some_of_it = sorted(unit, key=lambda node: (len(met[node] & island), node))[:PARTNERS]
-            wanted += [_pair(*both) for both in product(some_of_it, sorted(island - known)) if search.meet(*both)]
+            one = min(unit, key=lambda node: (len(met[node] & island), node))
+            wanted += [_pair(one, other) for other in sorted(island - known) if search.meet(one, other)]
     if wanted:
         return _disjoint(wanted)
     alone = set[int]().union(*outside)
