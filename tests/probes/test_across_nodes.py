@@ -22,7 +22,8 @@ def one_figure(rank):
 
 
 def test_what_ranks_of_several_nodes_do_together_has_their_number(three_nodes):
-    assert measure(three_nodes, one_figure).conditions == {"ranks": 6, "nodes": 3}
+    every = measure(three_nodes, one_figure)
+    assert (every.conditions, every.values) == ({"ranks": 6, "nodes": 3}, {WORLD: 1.0})  # of all ranks the worst
     assert measure(three_nodes.subset(range(4)), one_figure).conditions == {"ranks": 4, "nodes": 2}
     assert measure(three_nodes.nodes[1], one_figure).conditions == {"ranks": 2}
     measured = measure(three_nodes, lambda rank: Reading("gemm", 1.0, {"precision": "fp32"}))

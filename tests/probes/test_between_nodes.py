@@ -104,14 +104,6 @@ def test_who_slows_pairs_of_nodes_is_named(four_nodes, link):
         assert found == ({"node-node3", "node1-node3", "node2-node3"}, {("node_slow", "node3")})
 
 
-def test_a_lone_pair_blames_nobody(three_nodes):
-    two = three_nodes.subset(range(4))
-    plant(three_nodes, "node1/cpu0")
-    faults = who_slows_nodes(two, pairs_of_nodes(two, SMALL, SEED), SMALL)
-    assert named(faults) == {("network_between_nodes_slow", "")}
-    assert "it can be either" in faults[0].what
-
-
 def test_a_node_with_fewer_gpus_is_not_named_for_what_it_reaches_less(three_nodes):
     uneven = three_nodes.subset(range(5))
     plant(three_nodes, "node2/cpu0")
