@@ -1,6 +1,7 @@
 """NVLink domains: racks that are not here, of 18 trays with 4 GPUs each, and what is wrong with one of them."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes.between_nodes import ROUNDS, meetings, mixed, squares
-from pytest_gpufleet.probes.search.nodes import among_nodes
+from pytest_gpufleet.probes.search.nodes import among_nodes, who_slows_nodes
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.orders import nodes_of_domain
 from pytest_gpufleet.verdict.profile import for_gpu
@@ -248,6 +249,19 @@ def test_28_healthy_racks_meet_each_other_and_a_dead_adapter_shows_on_its_rail_a
     assert searched(lambda a, b: 1.0) == []
     dead = Place(NODE, "rail", 2)
     assert [blamed(each) for each in findings(lambda a, b: 1.0, {dead: 0.3})] == [set(), set(), {str(dead)}]
+
+
+def test_trays_with_fewer_gpus_make_no_domain_slow():
+    sizes = [*[4] * 28, *[2] * 8]
+    places = [Place(node, "gpu", index) for node, size in enumerate(sizes) for index in range(size)]
+    world = SimpleNamespace(
+        places=places,
+        gpus=[SimpleNamespace(domain=f"rack {rack_of(place.node)}") for place in places],
+        hosts=HOSTS,
+        each=lambda groups, *how, **more: [[SimpleNamespace(value=10.0 * len(ranks))] for ranks in groups],
+    )
+    (fault,) = who_slows_nodes(world, [], GiB)
+    assert (fault.name, fault.subjects) == ("network_between_nodes_slow", ())
 
 
 @pytest.mark.parametrize(("slow", "where", "fault"), [

@@ -8,7 +8,6 @@ right (0 ULP).
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import NamedTuple
 
@@ -56,19 +55,15 @@ REFUSALS = (
 GLOO_ONLY_ADDS_BEFORE = "2.9"
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A reduction, and numbers of which its result is exact.
-
-    `combine` makes the result from stacked numbers of n ranks. Each rank's numbers stay below 1 / `headroom(n)` of what
-    the type holds, and then go through `shape(numbers, n)`. `one_at_a_time`: of all ranks one has a number, and the
-    others 1 or -1.
-    """
+class Operation(NamedTuple):
+    """A reduction, and numbers of which its result is exact. `combine` makes the result from stacked numbers of n
+    ranks. Each rank's numbers stay below 1 / `headroom(n)` of what the type holds, and are multiplied by `factor(n)`.
+    `one_at_a_time`: of all ranks one has a number, and the others 1 or -1."""
 
     op: dist.ReduceOp.RedOpType
     combine: Callable[[Tensor], Tensor]
     headroom: Callable[[int], int] = lambda n: 1
-    shape: Callable[[Tensor, int], Tensor] = lambda numbers, n: numbers
+    factor: Callable[[int], int] = lambda n: 1
     one_at_a_time: bool = False
 
 
@@ -79,10 +74,7 @@ OPERATIONS = {
     # Not torch.prod, for which torch compiles a kernel of its own on a GPU: a second for each shape of its input.
     "prod": Operation(dist.ReduceOp.PRODUCT, lambda numbers: reduce(torch.mul, numbers), one_at_a_time=True),
     # Multiples of n: their average is a whole number, whether one divides before or after adding up.
-    "avg": Operation(
-        dist.ReduceOp.AVG, lambda numbers: numbers.sum(0) // len(numbers),
-        headroom=lambda n: n**2, shape=lambda numbers, n: numbers * n,
-    ),
+    "avg": Operation(dist.ReduceOp.AVG, lambda numbers: numbers.sum(0) // len(numbers), lambda n: n**2, lambda n: n),
 }  # fmt: skip
 ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
 
@@ -198,7 +190,7 @@ def whole_numbers(operation: Operation, count: int, n: int, dtype: torch.dtype, 
         numbers = numbers.remainder(2 * top + 1) - top if dtype.is_signed else numbers.remainder(top + 1)
         if turn is not None:
             numbers = torch.where(turn == index, numbers, torch.where(numbers < 0, -1, 1))
-        rows.append(operation.shape(numbers, n))
+        rows.append(numbers * operation.factor(n))
     return torch.stack(rows)
 
 

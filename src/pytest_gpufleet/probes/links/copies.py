@@ -39,8 +39,7 @@ Samples = tuple[float, ...]
 # copies have the way to themselves; microseconds of a copy; or nothing, since they are made once.
 Sampling = Literal["bandwidth", "lasting", "latency", "once"]
 
-SMALL_BYTES = 16
-SMALL_COPIES = 100
+SMALL_BYTES, SMALL_COPIES = 16, 100
 PAIR = "device to device"
 
 HostDirection = Literal["host to device", "device to host", "both"]
@@ -94,10 +93,8 @@ def host_bandwidth(
     """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
 
     "both" gives a figure for each direction while the other one is busy: it has twice as much to copy, so what is timed
-    is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time. GPUs are held against
-    their peers where they copy alone and in one direction, and where all copy against those at the same NUMA node:
-    otherwise some share a path to the host. The directions of a GPU follow each other: between them it rests only while
-    what arrived is compared. Measured `again` there are more samples and longer ones.
+    is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time. The directions of a GPU
+    follow each other, so that it hardly rests. Measured `again` there are more samples and longer ones.
     """
     groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
     offers = world.run(copying.prepare, nbytes, {way: way.split(" to ") for way in ONE_WAY})
@@ -197,7 +194,6 @@ def _copied(
     direct = world.run(_reach, world.run(copying.prepare, nbytes, {PAIR: ("device", "device")}, PAIR))
     for at_once in groups:
         found = world.run(watched(_copy), dict(at_once), sampling, writes, lined_up)
-        # Whose memory has been copied to, and from whose.
         differences = world.run(_difference, dict((j, i) if writes else (i, j) for i, j in at_once))
         for i, j in at_once:
             where = Pair(world.places[i], world.places[j])

@@ -87,8 +87,7 @@ class HostCopier:
 
         The others keep the way busy meanwhile: they begin with it, and are made twice as often. Where other ranks
         copy at the same time, all `meet` before they begin, and copy on for a while behind what is timed: so nobody's
-        timed copies have the way to themselves. Here one copy is made after the other: a rehearsal of what is copied,
-        and not of how fast.
+        timed copies have the way to themselves. Here one copy is made after the other.
         """
         if meet:
             meet()
@@ -343,10 +342,8 @@ SAMPLES = 3
 MOST_COPIES = 300
 # Fewer copies where they would take longer than this: a broken link can be a hundred times as slow.
 SAMPLE_SECONDS = 0.5
-# Seconds of a sample where all copy together: the three last more than a second.
-LASTING = {"cuda": 0.35, "cpu": 0.002}
-# What memory holds that nothing was copied to.
-BLANK = -1
+LASTING = {"cuda": 0.35, "cpu": 0.002}  # seconds of a sample where all copy together: three last more than a second
+BLANK = -1  # what memory holds that nothing was copied to
 
 
 class Copied(NamedTuple):

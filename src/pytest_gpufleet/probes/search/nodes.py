@@ -234,7 +234,8 @@ def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: i
         by_group = world.each(ranks, between_nodes.group_bandwidth, nbytes, timeout=left())
         return [min(reading.value for reading in readings) for readings in by_group]
 
-    domains = between_nodes.nvlink_domains(world)
+    every = ([node for node in each if node in nodes] for each in between_nodes.nvlink_domains(world))
+    domains = [*filter(None, every)]
     try:
         found, named = among_nodes(nodes, domains, measure, seen, world.hosts, share)
         if named:
@@ -269,7 +270,7 @@ def among_nodes(
             what = f"pairs of its {len(members)} nodes reach {span(own.values())}; {span([usual])} is usual"
             faults.append(Fault("nvlink_domain_slow", (Place(min(members), "domain"),), what))
         elif own or not domains:
-            found = culprits([node for node in members if node in nodes], measure, own, share)
+            found = culprits(members, measure, own, share)
             faults += _named(found, "node_slow", at, hosts)
     if across := {pair: figure for pair, figure in figures.items() if pair not in inside}:
         found = culprits(nodes, measure, across, share, lambda a, b: home[a] != home[b])
