@@ -246,6 +246,6 @@ def test_a_line_says_how_far_nodes_are_and_who_is_waited_for(at_work, started, s
     }
     evidence = SimpleNamespace(record=Record(started=started, checks={"a": None}))
     run = SimpleNamespace(
-        evidence=evidence, node_runs=SimpleNamespace(all=runs), alone=at_work is not None, of_nodes="12345"
+        written=evidence, node_runs=SimpleNamespace(all=runs), alone=at_work is not None, of_nodes="12345"
     )
     assert on_nodes.now(run) == shown

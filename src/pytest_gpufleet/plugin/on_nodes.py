@@ -54,8 +54,7 @@ def kept(given: Sequence[str]) -> Iterator[str]:
 
 def now(run: ClusterRun) -> str:
     """What the run is at, how far most nodes are, and who is waited for. May be called from any thread."""
-    assert run.evidence is not None
-    record, runs = run.evidence.record, [*run.node_runs.all.values()]
+    record, runs = run.written.record, [*run.node_runs.all.values()]
     if run.alone and runs:
         done, late = median_low(own.outcomes.total() for own in runs), [own.host for own in runs if own.at_work]
         waiting = f", waiting for {some(late, MOST_NAMES)}" if 0 < len(late) < len(runs) else ""

@@ -213,11 +213,10 @@ class ClusterRun(Run):
 
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""
-        assert self.evidence is not None
         seconds = HASTE_SECONDS if self.interruption.heard else HEALTH_SECONDS
         answers, silent = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
         for node, why in silent.items():
-            self.evidence.spoil(f"{self.target.hosts[node]}: {what} may have gone unseen: {why}")
+            self.written.spoil(f"{self.target.hosts[node]}: {what} may have gone unseen: {why}")
         return answers
 
     @property
@@ -250,9 +249,8 @@ class ClusterRun(Run):
 
     def accuse_lost(self, check: str) -> list[Fault]:
         """Put on record the loss of each node of which that was not known yet."""
-        assert self.evidence is not None
         faults, lost = [], self.cluster.lost
-        for node in lost.keys() - self.evidence.record.lost.keys():
+        for node in lost.keys() - self.written.record.lost.keys():
             self.record(NodeLost(node=node, why=str(lost[node])))
             faults.append(Fault("node_lost", (Place(node, "node"),), str(lost[node]), "", check, bool(check)))
             self.accuse(faults[-1])
@@ -290,8 +288,7 @@ class ClusterRun(Run):
 
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
         """Start the nodes' own runs, and go on without nodes on which that cannot be. Refused if no node is left."""
-        assert self.evidence is not None
-        nodes = [node for node in self.evidence.record.run.nodes if node.index in self.cluster.alive]
+        nodes = [node for node in self.written.record.run.nodes if node.index in self.cluster.alive]
         self.node_runs.take_over(self.earlier, nodes, self.of_nodes)
         troubles = self.node_runs.start(arguments, nodes, directory)
         for node, why in troubles.items():
@@ -343,9 +340,8 @@ class ClusterRun(Run):
 
     def _note_left_out(self) -> None:
         """Put on record who is left out by now: by this run, or by its ranks' engine."""
-        assert self.evidence is not None
         left_out = self.cluster.left_out
-        for node in left_out.keys() - self.evidence.record.left_out.keys():
+        for node in left_out.keys() - self.written.record.left_out.keys():
             self.record(NodeLeftOut(node=node, why=left_out[node]))
 
     def finish(self, cut_short: bool) -> None:
