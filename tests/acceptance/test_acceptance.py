@@ -238,4 +238,4 @@ def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, statu
         left = {name: (folder / name).read_text() for name in ("report.html", "evidence.jsonl", "summary.json")}
         assert {name for name, text in left.items() if reason not in text} == set()
         assert run.record.run.rehearsal_because == (reason if verdict == "REHEARSAL" else "")
-        assert str(run.record.topology).startswith(f"no GPU: {reason}")
+        assert run.record.topology.absent.startswith(reason)

@@ -1,6 +1,7 @@
 """The checks of each GPU on real GPUs, sound ones and ones made faulty. Skipped without them."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -17,29 +18,19 @@ HOLDS = test_memory.HOLDS
 pytestmark = needs_gpus(2)
 
 
-@pytest.fixture(scope="module")
-def healthy(run_pytest):
-    return run_pytest(EACH_GPU, "--gpus=all", "--fleet-dir=runs")
-
-
-def figures(run, metric):
-    return [finding.measurement for finding in run.record.findings if finding.measurement.metric == metric]
-
-
-def test_healthy_gpus_pass(healthy):
+def test_healthy_gpus_pass_in_a_minute_of_soak(run_pytest):
+    """Each turn is done once. Products have their parts and the state of their GPU, and GPUs are nearly alike."""
+    healthy = run_pytest(EACH_GPU, "--gpus=all", "--fleet-dir=runs")
     assert set(healthy.outcomes.values()) <= {"passed", "not applicable"}, healthy.text
     assert healthy.outcomes["test_matrix_product_is_fast[fp16]"] == "passed"  # every GPU has fp16
-
-
-def test_the_soak_lasts_a_minute_and_its_turns_are_done_once(healthy):
     seconds = {name: healthy.check(name).seconds for name in healthy.outcomes}
     assert 60 <= seconds.pop("test_soak") < 75
     products = {name: each for name, each in seconds.items() if "products_repeat" in name or "is_fast" in name}
     assert max(products.values()) < 2, products
-
-
-def test_every_product_has_its_parts_and_the_state_of_its_gpu(healthy):
-    for product in figures(healthy, "gemm"):
+    figures = defaultdict(list)
+    for finding in healthy.record.findings:
+        figures[finding.measurement.metric].append(finding.measurement)
+    for product in figures["gemm"]:
         assert {len(samples) for samples in product.samples.values()} == {rate.PARTS}
         for state in product.gpu_states.values():
             assert 30 < state.temperature_c < 95
@@ -47,12 +38,9 @@ def test_every_product_has_its_parts_and_the_state_of_its_gpu(healthy):
             assert state.power_watts > 30
         assert len(product.gpu_states) == COUNT
         assert max(product.spread.values()) < 0.05
-
-
-def test_the_gpus_are_near_their_power_limit_in_the_soak_and_nearly_alike(healthy):
-    soak = [each for name in ("power", "temperature", "clock") for each in figures(healthy, f"soak_{name}")]
+    soak = [each for name in ("power", "temperature", "clock") for each in figures[f"soak_{name}"]]
     assert [len(each.values) for each in soak] == [COUNT] * 3
-    (relative,) = figures(healthy, "gemm_relative")
+    (relative,) = figures["gemm_relative"]
     assert min(relative.values.values()) > 0.92
     assert max(relative.values.values()) <= 1
 

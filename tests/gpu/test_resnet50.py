@@ -10,13 +10,13 @@ import torch
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure, measure_all
 from pytest_gpufleet.probes.training import cuda_graph, loader, loop, sweep
-from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.recipes import RECIPES, Workload, plan
+from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world.call import ship_by_value
 from tests.acceptance.test_training_faults import CASES, run_with_faults, words_of
 from tests.gpu.present import COUNT, needs_gpus
+from tests.probes import test_training
 
 STEPS = 150
 SMALL = Workload(batch=64, warm_up=2, steps=5)
@@ -27,7 +27,8 @@ pytestmark = needs_gpus(1)
 
 @pytest.fixture(scope="module")
 def group():
-    ship_by_value(sys.modules[__name__])
+    for module in (sys.modules[__name__], test_training):
+        ship_by_value(module)
     run = Run(Options(gpus="all", timeout=SEARCHING_SECONDS))
     yield run.ranks.world(with_group=True)
     run.close()
@@ -41,33 +42,14 @@ def process(rank):
     return os.getpid()
 
 
-def learn(rank, recipe):
-    """The losses of training on one batch, and where the ranks' networks differ after it."""
-    what = plan(recipe, SMALL, rank.device)
-    with loop.precision(what):
-        if what.graph:
-            network = loop.network(what, rank.device)
-            step, _ = cuda_graph.steps(rank, network, what, *loop.synthetic_batch(rank, what), together=True)
-        else:
-            network = loop.module_of(rank, what)
-            data = loop.synthetic_batch(rank, what)
-            fed = loop.eager(network, what, rank.device)
-
-            def step():
-                return fed(*data)
-
-        losses = [step().item() for _ in range(STEPS)]
-    return losses, differences(rank, dict(network.named_parameters())) if rank.size > 1 else []
-
-
 @pytest.fixture(scope="module")
 def usual(group):
-    return group.run(learn, "fp32")
+    return group.run(test_training.few_steps, "fp32", SMALL, STEPS)
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "fp32"])
 def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
-    learned = group.run(learn, recipe)
+    learned = group.run(test_training.few_steps, recipe, SMALL, STEPS)
     ahead = cuda_graph.WARM_UP if RECIPES[recipe].graph else 0  # steps that were done before the first one that is seen
     for (expected, _), (losses, different) in zip(usual, learned, strict=True):
         assert not different

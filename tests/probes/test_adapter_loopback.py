@@ -66,17 +66,12 @@ def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
     assert network_ports.carried("mlx5_0/1") == (4000, 2000)
 
 
-@pytest.mark.parametrize(("before", "now", "proven"), [
-    ((0, 0), (800, 900), True),
-    ((100, 100), (900, 900), True),
-    ((0, 0), (800, 799), False),
-    ((0, 0), (0, 0), False),
-    (None, (800, 800), False),
-    ((0, 0), None, False),
-])  # fmt: skip
-def test_a_port_that_did_not_count_what_was_sent_proves_nothing(before, now, proven):
+def test_a_port_that_did_not_count_what_was_sent_proves_nothing():
     reading = Reading("busbw", 1.0, {}, (1.0, 1.0), details={"iterations": 4, "runs": 1})
-    assert carried(before, now, reading, 50) == proven
+    for before, now in (((0, 0), (800, 900)), ((100, 100), (900, 900))):
+        assert carried(before, now, reading, 50)
+    for before, now in (((0, 0), (800, 799)), ((0, 0), (0, 0)), (None, (800, 800)), ((0, 0), None)):
+        assert not carried(before, now, reading, 50)
 
 
 def test_figures_have_places_and_names_and_are_held_against_what_ports_or_all_slots_carry():

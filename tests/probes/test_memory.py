@@ -94,43 +94,32 @@ def test_a_block_and_its_comparison_fit_beside_what_is_tested():
 FULL = {CLOCK_SM: 1980, CLOCK_MEMORY: 3201}
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    """NVML for one GPU, whose SM clock is one of `sm` at each look, and then stays at the last."""
-    nvml = FakeNvml(Card(0))
-    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0
-    nvml.nvmlDeviceGetMaxClockInfo = lambda handle, clock: FULL[clock]
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: 480_000
-    nvml.sm, nvml.looks = [1980], []
-
-    def clock(handle, which):
-        if which == CLOCK_MEMORY:
-            return FULL[which]
-        nvml.looks.append(nvml.sm[min(len(nvml.looks), len(nvml.sm) - 1)])
-        return nvml.looks[-1]
-
-    nvml.nvmlDeviceGetClockInfo = clock
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(memory, "COPIED_BYTES", 64)
-    monkeypatch.setattr(memory, "SECONDS", 0.1)
-    return nvml
-
-
-def under_load():
-    return memory.clocks_under_load(SimpleNamespace(gpu=Gpu(0, {"uuid": Card(0).uuid}), device=torch.device("cpu")))
-
-
 @pytest.mark.parametrize(("clocks", "supported", "seen", "looks"), [
     ([345, 1410, 1980, 1410], True, 1980, 3),  # at its maximum it is looked at no longer
     ([1410], True, 1410, None),
     ([1980], False, 1980, None),  # nobody knows the maximum
 ])  # fmt: skip
-def test_clocks_are_looked_at_until_they_are_at_their_maximum(driver, clocks, supported, seen, looks):
-    driver.sm = clocks
-    driver.nvmlDeviceGetMaxClockInfo = driver.nvmlDeviceGetMaxClockInfo if supported else not_supported
-    assert under_load() == (seen, 3201, 0, 480.0)
-    assert len(driver.looks) == looks if looks else len(driver.looks) > 3
+def test_clocks_are_looked_at_until_they_are_at_their_maximum(monkeypatch, clocks, supported, seen, looks):
+    """Of a GPU whose SM clock is one of `clocks` at each look, and then stays at the last."""
+    nvml, looked = FakeNvml(Card(0)), []
+
+    def clock(handle, which):
+        if which == CLOCK_MEMORY:
+            return FULL[which]
+        looked.append(clocks[min(len(looked), len(clocks) - 1)])
+        return looked[-1]
+
+    nvml.nvmlDeviceGetClockInfo = clock
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0
+    nvml.nvmlDeviceGetMaxClockInfo = (lambda handle, clock: FULL[clock]) if supported else not_supported
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 480_000
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(memory, "COPIED_BYTES", 64)
+    monkeypatch.setattr(memory, "SECONDS", 0.1)
+    rank = SimpleNamespace(gpu=Gpu(0, {"uuid": Card(0).uuid}), device=torch.device("cpu"))
+    assert memory.clocks_under_load(rank) == (seen, 3201, 0, 480.0)
+    assert len(looked) == looks if looks else len(looked) > 3
 
 
 # ---------------------------------------------------------------- host memory

@@ -6,6 +6,7 @@ import sysconfig
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -47,23 +48,19 @@ def slowed(owner, name, seconds=PAUSE):
     return patch.object(owner, name, slow)
 
 
-def few_steps(rank, name, *, alone=False):
+def few_steps(rank, name, workload=QUICK, count=6, *, alone=False):
+    """The losses of training on one batch, and where the ranks' networks differ after it."""
     made, genuine = [], loop.network
     with loop.precision(RECIPES[name]):
         with patch.object(loop, "network", lambda *args: made.append(genuine(*args)) or made[-1]):
-            step, quiet = loop.steps_of(rank, plan(name, QUICK, rank.device), together=True)
-        losses = [step().item(), *((quiet if alone else step)().item() for _ in range(5))]
+            step, quiet = loop.steps_of(rank, plan(name, workload, rank.device), together=True)
+        losses = [step().item(), *((quiet if alone else step)().item() for _ in range(count - 1))]
     return losses, differences(rank, dict(made[0].named_parameters()))
 
 
 def accumulated_losses(rank, batches):
-    training = plan("fp32", QUICK, rank.device)
-    with loop.precision(training):
-        module = loop.module_of(rank, training)
-        step, data = loop.eager(module, training, rank.device, batches=batches), loop.synthetic_batch(rank, training)
-        step(*data)  # the first has one batch
-        losses = [step(*data).item() for _ in range(5)]
-    return losses, differences(rank, dict(module.named_parameters()))
+    with patch.object(loop, "eager", partial(loop.eager, batches=batches)):
+        return few_steps(rank, "fp32")  # the first step has one batch
 
 
 @pytest.mark.parametrize(

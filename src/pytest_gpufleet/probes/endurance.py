@@ -191,9 +191,7 @@ STEP_MATMUL = "the matmul of the power steps"
 
 
 class Step(NamedTuple):
-    """By how many seconds the load of a step began and ended off the moments given, how long it lasted, its matmuls."""
-
-    began_off: float
+    began_off: float  # by how many seconds off the moments given its load began and ended
     ended_off: float
     seconds: float
     matmuls: int
@@ -260,7 +258,7 @@ def step_figures(world: World, turns: Mapping[float, Sequence[Sequence[StepTurn]
 
 
 def _rate(steps: Sequence[Step]) -> float:
-    """Matmuls a second of load; 0 if there was none."""
+    """Matmuls a second of load."""
     seconds = sum(step.seconds for step in steps)
     return sum(step.matmuls for step in steps) / seconds if seconds > 0 else 0.0
 

@@ -98,7 +98,7 @@ def fed_throughput(
         full = loop.lap(rank, same, max(count, training.steps))
         with closing(normalised(rank, training, photos)) as images:
             loop.lap(rank, lambda: step(*next(images)), count)
-            laps = [loop.lap(rank, lambda: step(*next(images)), count) for _ in range(loop.SAMPLES)]
+            laps = loop.sampled(rank, [], lambda: step(*next(images)), None, count, together=True).usual
     times = loop.slowest_of(rank, [median(each.mean for each in laps), full.mean])
     details = {"workers": f"{workers} a GPU", "training": f"is {bound(*(rank.size * batch / each for each in times))}"}
     under = training.conditions(rank.size)

@@ -10,8 +10,6 @@ from pytest_gpufleet.model.conditions import Condition
 
 Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
 
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -19,6 +17,7 @@ class Plan:
     means nothing."""
 
     name: str  # of the recipe
+    arithmetic: str  # in words
     batch: int  # images a GPU and step, halved until they fit into the GPU's memory
     megabytes_per_image: float  # of ResNet-50
     warm_up: int
@@ -37,16 +36,6 @@ class Plan:
     optimizer: str = "sgd"
     kind: str = ""  # of workload; empty for the one that limits are made for
 
-    @property
-    def arithmetic(self) -> str:
-        words = "TF32" if self.tf32 else "fp32 without TF32"
-        if self.autocast is not None:
-            words = f"{SHORT[self.autocast]} autocast{', gradient scaling' * (self.autocast is torch.float16)}"
-        if self.weights is not torch.float32:
-            words = f"{SHORT[self.weights]} weights with fp32 master weights, fp32 BatchNorm, Triton kernels for "
-            words += "BatchNorm, ReLU, add and max pooling, CUDA graph of the whole step"
-        return f"{words}, {'channels_last' if self.memory_format is torch.channels_last else 'NCHW'}"
-
     def conditions(self, ranks: int) -> dict[str, Condition]:
         """What the figure depends on. A limit that does not name the kind of workload is not meant for another one."""
         size: dict[str, Condition] = {"ranks": ranks, "batch": self.batch, "image": self.pixels}
@@ -58,13 +47,19 @@ class Plan:
         return f"{self.model}, recipe {self.name}, batch {self.batch}, {self.optimizer}"
 
 
-_FP32 = Plan("fp32", 64, 90, warm_up=10, steps=15, tried=10)
-_TF32 = replace(_FP32, name="tf32", batch=128, steps=10, tf32=True, tried=0)
-_LAST = torch.channels_last
-_AMP = Plan("amp", 1024, 45, warm_up=6, steps=5, autocast=torch.float16, tf32=True, tried=0, memory_format=_LAST)
-_BF16 = replace(_AMP, name="bf16", autocast=torch.bfloat16, tried=4)
+_FP32 = Plan("fp32", "fp32 without TF32, NCHW", 64, 90, warm_up=10, steps=15, tried=10)
+_TF32 = replace(_FP32, name="tf32", arithmetic="TF32, NCHW", batch=128, steps=10, tf32=True, tried=0)
+_AMP = Plan(
+    "amp", "fp16 autocast, gradient scaling, channels_last", 1024, 45, warm_up=6, steps=5, autocast=torch.float16,
+    tf32=True, tried=0, memory_format=torch.channels_last,
+)  # fmt: skip
+_BF16 = replace(_AMP, name="bf16", arithmetic="bf16 autocast, channels_last", autocast=torch.bfloat16, tried=4)
 # The fastest that is known, for torchvision's bottlenecks on GPUs that Triton compiles for.
-_PEAK = replace(_BF16, name="peak", warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True)
+KERNELS = "Triton kernels for BatchNorm, ReLU, add and max pooling, CUDA graph of the whole step, channels_last"
+_PEAK = replace(
+    _BF16, name="peak", arithmetic=f"fp16 weights with fp32 master weights, fp32 BatchNorm, {KERNELS}",
+    warm_up=15, steps=10, autocast=None, weights=torch.float16, graph=True,
+)  # fmt: skip
 RECIPES = {each.name: each for each in (_FP32, _TF32, _AMP, _BF16, _PEAK)}
 
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
@@ -74,7 +69,7 @@ MODELS = {"resnet50": 1.0, "resnet101": 1.5, "resnet152": 2.1}
 # than any of torchvision's: ResNet-18 with one block a stage, a third of the work, half the gradients to reduce.
 REHEARSAL_MODEL = "resnet10"
 REHEARSAL: dict[str, Any] = {
-    "model": REHEARSAL_MODEL, "pixels": 32, "batch": 8, "warm_up": 1, "steps": 1,
+    "arithmetic": "fp32", "model": REHEARSAL_MODEL, "pixels": 32, "batch": 8, "warm_up": 1, "steps": 1,
     "tf32": False, "autocast": None, "weights": torch.float32,
 }  # fmt: skip
 

@@ -61,8 +61,7 @@ def throughput_of(
         step = partial(loop.eager(module, training, rank.device, fused=False, batches=way.accumulated), *data)
         (mean,) = loop.slowest_of(rank, [loop.lap(rank, step, training.warm_up, together=together).mean])
         count = max(training.steps // way.accumulated, 1, round(SAMPLE_SECONDS[rank.device.type] / mean))
-        loop.lap(rank, step, 1)  # from here on side by side, also those that train alone
-        laps = [loop.lap(rank, step, count, together=together) for _ in range(loop.SAMPLES)]
+        laps = loop.sampled(rank, [], step, None, count, together=together).usual
     memory = {at: torch.cuda.max_memory_allocated(device) / GiB for device, at in here.items()}
     return [
         loop.throughput("train_throughput", gpus * way.batch * way.accumulated, laps, conditions, together),
