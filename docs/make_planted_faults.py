@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ from tests.planted import (
 from tests.recorded.test_recorded import RUNS as RECORDED, by_todays_limits
 from tests.run.test_resume import CHASSIS, DMI
 from tests.verdict import test_healthy_figures as healthy_figures
-from tests.verdict.test_between_nodes import port, two_recorded_nodes
+from tests.verdict.test_between_nodes import port
 from tests.world.fake_engine import FakeEngine, Hangs, world_of
 from tests.world.test_pool import BEFORE, HERE
 
@@ -206,6 +207,21 @@ MODELS = [
 
 
 # ---------------------------------------------------------------- nodes
+
+
+def two_recorded_nodes(there, said, part):
+    """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
+    folder = RunFolder(RECORDED["h200x2-as-two-nodes"])
+    record = folder.record()
+    record.run = msgspec.structs.replace(record.run, network=said)
+    for number, found in record.machines.items():
+        record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
+    reached = {"rail_bandwidth": 48.0 * part, "busbw": 43.0 * part}
+    for number, finding in enumerate(record.findings):
+        if value := reached.get(finding.measurement.metric):
+            figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
+            record.findings[number] = replace(finding, measurement=figures)
+    return judge_again(record, for_gpu(H200), own=folder.own_runs(record))
 
 
 def network(carried, said="", ports=1):

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 from itertools import combinations
 
-import msgspec
 import pytest
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, not_up, ports_of
@@ -12,12 +11,9 @@ from pytest_gpufleet.model.gpu import Gpu, Missing, joined
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import GiB, MiB
 from pytest_gpufleet.model.place import Pair, Place, read
-from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
-from tests.recorded.test_recorded import RUNS
 
 H100 = "NVIDIA H100 80GB HBM3"
 PAIRS = {"collective": "all_reduce", "bytes": 8 * GiB, "dtype": "float32", "ranks": 16, "nodes": 2, "network": 400}
@@ -78,18 +74,6 @@ def test_a_pair_of_nodes_is_held_against_the_other_pairs(nodes, slow, told):
     assert [str(where) for where in finding.slower_than_peers or ()] == told
     assert finding.state == ("missed" if told else "for information")
     assert (finding.slower_than_peers is None) == (nodes == 2)  # a lone pair has no peers
-
-
-@pytest.mark.parametrize(
-    ("nvls", "reached", "state", "limit"),
-    [(True, 449.0, "met", 440), (True, 391, "missed", 440), (False, 391, "met", 360), (False, 231, "missed", 360)],
-)
-def test_all_pairs_alike_are_held_against_what_nccl_can_do(nvls, reached, state, limit):
-    """Where all are slow, peers tell nothing: 216 to 231 GB/s were seen where 450 are usual (nccl#2409). By the ring no
-    more goes over the wires than they carry."""
-    figures = pairs(4, reached)
-    finding = judged(replace(figures, conditions={**figures.conditions, "nvls": nvls}), 4)
-    assert (finding.state, finding.limit and finding.limit.value) == (state, limit)
 
 
 @pytest.mark.parametrize("sd", [0.03, 0.04])
@@ -234,41 +218,3 @@ def test_gpus_without_a_switch_carry_between_nodes_what_they_do_in_one():
     assert states([one, all_reduce(15.0)], 400, "pcie") == ["for information", "met"]
     assert states([one, all_reduce(13.0)], 400, "pcie") == ["for information", "missed"]
     assert states([one, all_reduce(15.0)], 400)[1] == "missed"
-
-
-def two_recorded_nodes(there, said, part):
-    """Of a single H200 each, with what a network of 400 Gb/s carries, or a part of it, in place of their loopback."""
-    folder = RunFolder(RUNS["h200x2-as-two-nodes"])
-    record = folder.record()
-    record.run = msgspec.structs.replace(record.run, network=said)
-    for number, found in record.machines.items():
-        record.machines[number] = msgspec.structs.replace(found, host={**found.host, "network_ports": there})
-    reached = {"rail_bandwidth": 48.0 * part, "busbw": 43.0 * part}
-    for number, finding in enumerate(record.findings):
-        if value := reached.get(finding.measurement.metric):
-            figures = replace(finding.measurement, values=dict.fromkeys(finding.measurement.values, value))
-            record.findings[number] = replace(finding, measurement=figures)
-    return judge_again(record, for_gpu("NVIDIA H200"), own=folder.own_runs(record))
-
-
-HOST = [port(0)]
-BOUND = ["rail0-node1/rail0"]
-
-
-@pytest.mark.parametrize(("there", "said", "part", "verdict"), [
-    (HOST, "", 1.0, "ACCEPTED"),
-    (HOST, "", 0.5, "REJECTED"),
-    (HOST, "", 0.01, "REJECTED"),
-    ([], "", 1.0, "INCOMPLETE"),
-    ([], "none", 0.01, "ACCEPTED"),
-    (HOST, "none", 0.01, "ACCEPTED"),
-    ([], "200", 0.5, "ACCEPTED"),
-    ([], "400", 0.5, "REJECTED"),
-])  # fmt: skip
-def test_what_two_recorded_nodes_come_to_with_a_network(there, said, part, verdict):
-    again = two_recorded_nodes(there, said, part)
-    assert again.verdict == verdict
-    missed = [str(at) for each in again.findings if each.state == "missed" for at in each.missed]
-    assert missed == ([*BOUND, *BOUND, "world"] if verdict == "REJECTED" else [])
-    told = {"none": "nothing was asked of the network", "": "--fleet-network"}.get(said, f"{said} Gbit/s for each GPU")
-    assert any(told in reason for reason in again.reasons) == (bool(said) or verdict == "INCOMPLETE") or missed

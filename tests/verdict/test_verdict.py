@@ -383,9 +383,12 @@ def test_what_a_variable_kept_from_being_tested_is_told(environment, fabric, cap
 
 
 def test_an_accepted_machine_says_what_was_not_asked_of_it():
-    assert remarks(Record(run=RunHeader(without=("bmc", "disks"), used=True))) == [
+    assert remarks(Record(run=RunHeader(without=("bmc", "disks"), used=True, network="none"))) == [
         "not judged by request (--fleet-without): bmc, disks", "judged as used hardware, as --fleet-used says",
+        "nothing was asked of the network, as --fleet-network none says",
     ]  # fmt: skip
+    (said,) = remarks(Record(run=RunHeader(network="200", transport="local")))
+    assert said == "the network between nodes is judged by 200 Gbit/s for each GPU (--fleet-network)"
 
 
 def test_what_several_checks_could_not_read_is_one_reason():
