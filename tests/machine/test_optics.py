@@ -43,8 +43,11 @@ def test_a_module_and_a_copper_cable(tmp_path):
 )
 def test_board_and_cable_are_both_able_to(tmp_path, board, cable, able):
     was = '"400G_4X", "400G_8X", "200G_2X", "1G"', '"400G_4X", "200G_2X", "100G_1X"'
-    tree = laid_out("optics", tmp_path, replaced((was[0], board), (was[1], cable)))
-    assert optics.read(tree.root, tree.run)[0].able == able
+    two_lanes = ('"Width" : "4x"', '"Width" : "2x"')
+    for root, lanes in ((tmp_path / "four", ()), (tmp_path / "two", (two_lanes,))):
+        tree = laid_out("optics", root, replaced((was[0], board), (was[1], cable), *lanes))
+        # Of InfiniBand on two lanes nobody knows: boards of HDR100 and NDR200 have no more.
+        assert optics.read(tree.root, tree.run)[0].able == (None if lanes and "NDR" in board else able)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,16 @@ def test_nothing_can_be_read(tmp_path, was, now, state, why):
     assert state is Absent or error.value.remedy
     ends = outcomes(recorded(), now={"optics": Missing(why, absent=state is Absent)})
     assert ends[MODULES].what == ends[LINKS].what == ("not applicable" if state is Absent else "skipped")
+
+
+@pytest.mark.parametrize(("width", "faults"), [("4x", 3), ("2x", 0)])
+def test_lanes_that_a_link_does_not_use_may_be_dark(tmp_path, width, faults):
+    """As of a port for 200 Gbit/s whose cable is one half of a split one for 400: two lanes of its module are lit."""
+    light = ('"3.583,3.253,3.233,2.658', '"3.583,3.253,-40,-40')
+    los = '"Rx LOS [per lane]" : { "values" : [ "0", "0", '
+    lost = (los + '"0", "0"', los + '"1", "1"')
+    tree = laid_out("optics", tmp_path, replaced(light, lost, ('"Width" : "4x"', f'"Width" : "{width}"')))
+    assert len([*module_faults(optics.read(tree.root, tree.run))]) == faults
 
 
 def test_virtual_functions_show_no_cable(tmp_path):

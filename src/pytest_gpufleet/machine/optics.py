@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an active port. `readings`: by the names of READINGS, none of copper; counters since they were cleared
-    (`minutes` ago); `able`: Gbit/s that board and cable can both do. `silent`: why mlxlink cannot read it."""
+    (`minutes` ago); `able`: Gbit/s that board and cable can both do; `width`: lanes in use. `silent`: why mlxlink
+    cannot read it."""
 
     port: str
     cable: str | None = None
@@ -63,6 +64,7 @@ class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     link_downs: float | None = None
     flags: tuple[str, ...] = ()
     able: float | None = None
+    width: int = 0
     silent: str = ""
 
     def __str__(self) -> str:
@@ -93,13 +95,20 @@ def _described(run: tools.RunTool, port: str, again: bool = True) -> Optics:
         for section in ("Module Info", "Operational Info", "Physical Counters and BER Info", "Supported Info")
     )
     readings = {name: _reading(module.get(key)) for name, (key, _, _) in READINGS.items()}
-    speeds = [max(map(_gigabits, _lanes(each)), default=0.0) for each in supported.values()]
+    width = int(_number(str(link.get("Width")).rstrip("x")) or 0)
+    speeds = [max((_gigabits(speed, width) for speed in _lanes(each)), default=0.0) for each in supported.values()]
     counts: dict[str, Any] = {name: _number(counters.get(key)) for name, key in COUNTERS.items()}
-    flags = tuple(flag for flag in FLAGS if {*_lanes(module.get(flag, "0"))} - {"0", "N/A"})
+    raised = {flag: [each not in ("0", "N/A") for each in _lanes(module.get(flag, "0"))] for flag in FLAGS}
+    flags = tuple(flag for flag, lanes in raised.items() if sum(lanes) > _dark(lanes, width))
     if flags and again:  # a module keeps a flag until it is read
         return _described(run, port, again=False)
     known, able = {name: each for name, each in readings.items() if each}, min(speeds, default=0.0) or None
-    return Optics(port, module.get("Cable Type"), link.get("FEC"), known, flags=flags, able=able, **counts)
+    return Optics(port, module.get("Cable Type"), link.get("FEC"), known, flags=flags, able=able, width=width, **counts)
+
+
+def _dark(lanes: Sequence[object], width: int) -> int:
+    """How many lanes of a module the link does not use, as where a cable splits one port into two of half the rate."""
+    return max(0, len(lanes) - width) if width else 0
 
 
 def _document(run: tools.RunTool, device: str) -> Mapping[str, Any]:
@@ -126,10 +135,12 @@ def _lanes(value: Any) -> list[str]:
     return [str(each).strip() for each in values]
 
 
-def _gigabits(speed: str) -> float:
-    """ "400G_4X" of Ethernet, "NDR" of InfiniBand on four lanes (mlxlink_maps.cpp of Mellanox/mstflint)."""
-    found = re.fullmatch(r"(\d+)G(_\dX)?", speed)
-    return float(found[1]) if found else {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}.get(speed, 0.0)
+def _gigabits(speed: str, width: int) -> float:
+    """ "400G_4X" of Ethernet, "NDR" of InfiniBand (mlxlink_maps.cpp of Mellanox/mstflint), which says no lanes: of a
+    link on two nobody knows whether its board has more, as those of HDR100 and NDR200 have not."""
+    if found := re.fullmatch(r"(\d+)G(_\dX)?", speed):
+        return float(found[1])
+    return {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}.get(speed, 0.0) if width in (0, 4) else 0.0
 
 
 def _reading(text: Any) -> Reading | None:
@@ -157,10 +168,10 @@ def module_faults(ports: Iterable[Optics]) -> Iterator[Fault]:
         for name, reading in port.readings.items():
             _, what, unit = READINGS[name]
             limits = f"its own limits are {reading.least:g} to {reading.most:g}"
-            for lane, value in enumerate(reading.values):
-                if not reading.least <= value <= reading.most:
-                    of = f" of lane {lane}" if len(reading.values) > 1 else ""
-                    yield node_fault("transceiver_fault", f"{port}: {what}{of} is {value:g} {unit}, {limits}")
+            bad = [(n, value) for n, value in enumerate(reading.values) if not reading.least <= value <= reading.most]
+            for lane, value in bad if len(bad) > _dark(reading.values, port.width) else ():
+                of = f" of lane {lane}" if len(reading.values) > 1 else ""
+                yield node_fault("transceiver_fault", f"{port}: {what}{of} is {value:g} {unit}, {limits}")
 
 
 def links_with_errors(ports: Iterable[Optics]) -> Iterator[Fault]:
