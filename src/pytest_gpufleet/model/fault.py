@@ -400,7 +400,7 @@ _CODES = (
     Code(402, "slower_than_peers", "performance", "TRIAGE", "this place is slower than its peers"),
     Code(403, "straggler", "performance", "CONFIG", "straggler: the process of this GPU makes all others wait",
          "Look for what else runs on the processors that it may use"),
-    Code(404, "links_slow", "performance", "TRIAGE", "every link of this GPU is slow",
+    Code(404, "links_slow", "performance", "TRIAGE", "links of this GPU are slow",
          "Look at its NVLinks (`nvidia-smi nvlink -s`); reseat or replace it"),
     Code(405, "link_slow", "performance", "TRIAGE", "the link between two GPUs is slow",
          "Look at the NVLinks of both (`nvidia-smi nvlink -s`)"),
