@@ -197,13 +197,6 @@ def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installatio
     assert error.endswith(f"pytest-gpufleet needs {named}: {how}")
 
 
-def test_where_it_is_installed_the_plugin_is_loaded_once(run_pytest):
-    """By the root's conftest.py, which stands above the tests of this repository too."""
-    ended = run_pytest(ACCEPTANCE / "test_1_inventory.py", "--rehearse", "--collect-only", "-k", "gpu_count")
-    assert "1/" in ended.text
-    assert ended.status == 0, ended.text
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_user_without_privileges_runs_a_checkout_that_nobody_can_write_to():
     """From a folder of its own, without a home. The one privilege it has is to read this interpreter wherever it is."""

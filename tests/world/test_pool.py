@@ -50,15 +50,6 @@ def test_a_deadline_ends_a_hang_and_names_the_rank(engine, of_call, seconds):
     assert f"no answer within {seconds:g} s from rank 1" in failure.value.what
 
 
-def test_the_next_call_finds_fresh_ranks(engine):
-    world = world_of(engine, 2)
-    for body in (hangs_on_1, ends_one_after_the_other):
-        with pytest.raises(RankFailure):
-            world.run(body)
-    assert world.run(lambda rank: rank.index) == [0, 1]
-    assert engine.starts == 3
-
-
 def test_an_answer_that_came_while_the_controller_was_stopped_is_no_hang(engine):
     """It does not run from the moment it waits until after the deadline, and the answer comes meanwhile."""
     world, wait = world_of(engine, 1), engine.wait
