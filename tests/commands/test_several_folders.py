@@ -24,12 +24,7 @@ ACCEPTED, REJECTED = RECORDED / "h200x4-a", RECORDED / "h200x4-neighbour"
 @pytest.fixture
 def ran(capsys):
     """ran(*arguments): the exit status, what stands on standard output, and on standard error."""
-
-    def run(*arguments):
-        status = cli.main([str(argument) for argument in arguments])
-        return status, *capsys.readouterr()
-
-    return run
+    return lambda *arguments: (cli.main([*map(str, arguments)]), *capsys.readouterr())
 
 
 def test_each_folder_is_judged_as_it_is_alone_and_the_worst_status_counts(ran, tmp_path):
@@ -87,15 +82,15 @@ def with_fingerprint(folder, output):
 
 def test_a_machine_that_computes_other_bits_is_named(ran, tmp_path):
     a, b, c = (with_fingerprint(tmp_path / name, output) for name, output in (("a", "1"), ("b", "2"), ("c", "1")))
-    status, text, _ = ran("compare", a, b, c, "--json")
-    (found,) = json.loads(text)["fingerprints"]
-    assert (status, found["usual"], found["others"]) == (1, "1" * 12, {"2" * 12: ["b"]})
+    for folders, expected in (
+        ((a, b, c), [("1" * 12, {"2" * 12: ["b"]})]),
+        ((a, b), [(None, {"1" * 12: ["a"], "2" * 12: ["b"]})]),
+        ((a, c), []),
+    ):
+        status, text, _ = ran("compare", *folders, "--json")
+        found = [(each["usual"], each["others"]) for each in json.loads(text)["fingerprints"]]
+        assert (status, found) == (bool(expected), expected)
     assert "Computes other bits than most with the same GPUs and libraries: b." in ran("compare", a, b, c)[1]
-    status, text, _ = ran("compare", a, b, "--json")
-    (found,) = json.loads(text)["fingerprints"]
-    assert (status, found["usual"], set(found["others"])) == (1, None, {"1" * 12, "2" * 12})
-    status, text, _ = ran("compare", a, c, "--json")
-    assert (status, json.loads(text)["fingerprints"]) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -216,17 +211,12 @@ def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
         assert [end.verdict for end in record.finished.values()] == [of_each] * 3
 
 
-def test_a_node_that_limits_reject_only_now_is_named(folder, limits, tmp_path):
+def test_a_node_that_limits_reject_only_now_is_named_and_limits_bring_no_lost_node_back(folder, limits, tmp_path):
     assert judged(folder, limits).verdict == "ACCEPTED"
-    strict = clusters.limits(tmp_path / "strict.toml", alone=6300.0)
-    record = judged(folder, strict)
+    record = judged(folder, clusters.limits(tmp_path / "strict.toml", alone=6300.0))
     assert record.verdict == "REJECTED"
-    assert [end.verdict for end in record.finished.values()] == ["REJECTED"] * 3
-    assert all(ALONE in end.reasons[0] for end in record.finished.values())
-
-
-def test_limits_bring_no_lost_node_back(tmp_path, limits):
-    folder = cluster(tmp_path / "run", limits, Ends(lost={1: "silent"}))
+    assert [(end.verdict, ALONE in end.reasons[0]) for end in record.finished.values()] == [("REJECTED", True)] * 3
+    folder = cluster(tmp_path / "lost", limits, Ends(lost={1: "silent"}))
     record = judged(folder, clusters.limits(tmp_path / "easy.toml", between=1.0, alone=1.0))
     assert (record.verdict, [*record.lost]) == ("REJECTED", [1])
 

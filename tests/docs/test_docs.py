@@ -40,20 +40,14 @@ def test_manifest_of_the_suite_is_up_to_date_and_no_two_checks_have_one_name(mak
 
 
 def test_every_check_that_judges_says_what_it_leaves(make_checks):
-    judging = {name for path in ACCEPTANCE.glob("test_*.py") for name in _judging(ast.parse(path.read_text()))}
+    modules = (ast.parse(path.read_text()) for path in ACCEPTANCE.glob("test_*.py"))
+    tests = (each for module in modules for each in module.body if isinstance(each, ast.FunctionDef))
+    given = {each.name: {argument.arg for argument in each.args.args} for each in tests}
+    judging = {name for name, arguments in given.items() if name.startswith("test_") and "judge" in arguments}
     leaving = {name.partition("::")[2]: each.metrics(True) for name, each in suite.shipped().checks.items()}
     assert {name for name, metrics in leaving.items() if metrics} == judging
-    required = {
-        name.partition("::")[2]: make_checks["judged"](items).required
-        for name, items in make_checks["collected"]().items()
-    }
-    assert [name for name, each in required.items() if not set(each) <= set(leaving[name])] == []
-
-
-def _judging(module):
-    """The tests of a module that get `judge`."""
-    tests = [each for each in module.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
-    return {each.name for each in tests if "judge" in {argument.arg for argument in each.args.args}}
+    for name, items in make_checks["collected"]().items():
+        assert {*make_checks["judged"](items).required} <= {*leaving[name.partition("::")[2]]}, name
 
 
 # ---------------------------------------------------------------- README and the other pages
@@ -156,13 +150,8 @@ def _unknown_words(line, known):
 
 # ---------------------------------------------------------------- published runs, and the commands of docs/commands.md
 RESULTS = sorted(path.parent for path in (DOCS / "results").glob("*/evidence.jsonl"))
-KINDS = {
-    "h100": "ACCEPTED",
-    "h200": "ACCEPTED",
-    "nodes": "ACCEPTED",
-    "rejected": "REJECTED",
-    "incomplete": "INCOMPLETE",
-}  # by the names
+# By the names.
+KINDS = {**dict.fromkeys(("h100", "h200", "nodes"), "ACCEPTED"), "rejected": "REJECTED", "incomplete": "INCOMPLETE"}
 MOST_BYTES = 6 << 20  # of all of them
 ON_GPUS = ("gpufleet accept", "gpufleet monitor", "gpufleet snapshot", "pytest ")  # which this is not about
 PROGRAMS = ("gpufleet", "cp", "cd", "echo", "ssh-keygen", "grep")
@@ -206,9 +195,8 @@ def test_every_command_of_the_page_runs_on_them(tmp_path, monkeypatch, capfd):
         else:
             status = subprocess.run(["bash", "-c", line]).returncode
         text = "".join(capfd.readouterr())
-        if status not in STATUSES.get(line.split()[1], (0,)) or re.search(
-            r"^(gpufleet: |Traceback)", text, re.MULTILINE
-        ):
+        refused = re.search(r"^(gpufleet: |Traceback)", text, re.MULTILINE)
+        if refused or status not in STATUSES.get(line.split()[1], (0,)):
             wrong[line] = text
     assert wrong == {}
 

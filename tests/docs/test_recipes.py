@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.report import exports
 from pytest_gpufleet.run.settings import OPTIONS
 from tests.conftest import ROOT
 
@@ -34,17 +34,13 @@ def by(program, *arguments):
     return "" if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
 
 
-CHECKED = {  # by the ending of a file
-    "bash -n": ".sh",
-    "shellcheck": ".sh",
-    "kubernetes-validate --strict": ".yaml",
-    "hadolint": "Dockerfile",
-}
+# By the ending of a file.
+CHECKED = {
+    "bash -n": ".sh", "shellcheck": ".sh", "kubernetes-validate --strict": ".yaml", "hadolint": "Dockerfile",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("program", "path"), [(each, path) for each, kind in CHECKED.items() for path in of_kind(kind)]
-)
+@pytest.mark.parametrize(("program", "path"), [(each, path) for each in CHECKED for path in of_kind(CHECKED[each])])
 def test_programs_that_check_such_files_find_nothing(program, path):
     assert by(*program.split(), path) == ""
 
@@ -108,12 +104,8 @@ def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(tmp_path, st
         reports.write_text("in its place")
     drains, runs = status == 1 and gpus != 4 and not logged, gpus != 4 and logged != "not checked"
     log = tmp_path / "logged"
-    does = {
-        "gpufleet": f'echo "$@"; exit {status}',
-        "scontrol": f'echo "$@" >{tmp_path}/drained',
-        "logger": f'echo "$@" >{log}',
-    }
-    bin_ = programs(tmp_path / "bin", does)
+    does = {"scontrol": f'echo "$@" >{tmp_path}/drained', "logger": f'echo "$@" >{log}'}
+    bin_ = programs(tmp_path / "bin", {**does, "gpufleet": f'echo "$@"; exit {status}'})
     script = (RECIPES / "slurm" / "prolog.sh").read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
     script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
     job_gpus = ",".join(map(str, range(gpus)))
@@ -162,15 +154,9 @@ def slurm_job(tmp_path, script, does, **more):
     """How a batch script ends, and what it asked srun for, beside programs in the place of Slurm's."""
     bin_ = programs(tmp_path / "bin", {"srun": SRUN, **does})
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    mine = {
-        "PATH": f"{bin_}:{os.environ['PATH']}",
-        "GPUFLEET": str(bin_ / "gpufleet"),
-        "ASKED": str(tmp_path / "asked"),
-    }
-    ended = subprocess.run(
-        [RECIPES / "slurm" / script], env={**job, **mine, **more}, cwd=tmp_path, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
+    mine = {"PATH": f"{bin_}:{os.environ['PATH']}", "GPUFLEET": str(bin_ / "gpufleet"), **more}
+    env, command = {**job, **mine, "ASKED": str(tmp_path / "asked")}, [RECIPES / "slurm" / script]
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     return ended, set(json.loads((tmp_path / "asked").read_text()))
 
 
@@ -184,18 +170,14 @@ def test_the_handover_is_one_run_on_all_nodes_of_a_job(tmp_path):
     assert (ended.returncode, asked) == (0, OF_A_NODE), ended.stdout + ended.stderr
     (summary,) = (tmp_path / "reports").glob("*/summary.json")
     document = json.loads(summary.read_text())
-    assert (document["verdict"], [node["host"] for node in document["nodes"]]) == (
-        "REHEARSAL",
-        ["127.0.0.1", "127.0.0.2"],
-    )
-    assert document["run"]["transport"] == "srun"
+    assert (document["verdict"], document["run"]["transport"]) == ("REHEARSAL", "srun")
+    assert [node["host"] for node in document["nodes"]] == ["127.0.0.1", "127.0.0.2"]
 
 
 def test_with_an_image_each_task_is_in_it(tmp_path):
     """And an exit status of the head is that of the job."""
-    ended, asked = slurm_job(
-        tmp_path, "handover.sh", {"gpufleet": '[ "$SLURM_PROCID" = 1 ] || exit 10'}, CONTAINER="r#i:1"
-    )
+    ten = {"gpufleet": '[ "$SLURM_PROCID" = 1 ] || exit 10'}
+    ended, asked = slurm_job(tmp_path, "handover.sh", ten, CONTAINER="r#i:1")
     reports = tmp_path / "reports"
     assert ended.returncode == 10
     assert asked > OF_A_NODE | {"--container-image=r#i:1", "--no-container-mount-home"}
@@ -221,10 +203,6 @@ exit 1
 MONITORING = ROOT / "docs" / "monitoring"
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
 ALERTS = (MONITORING / "alerts.yml").read_text(encoding="utf-8")
-
-
-def written():
-    return {*prometheus.HELP}
 
 
 def metrics(text):
@@ -256,15 +234,15 @@ def test_the_dashboard_has_the_form_that_grafana_reads():
 
 def test_dashboard_and_alerts_ask_for_what_a_run_writes():
     asked = metrics(json.dumps([panel["targets"] for panel in DASHBOARD["panels"]] + DASHBOARD["templating"]["list"]))
-    assert asked == written()
-    assert {"gpufleet_running", "gpufleet_run_timestamp_seconds", "gpufleet_verdict"} <= metrics(ALERTS) <= written()
+    written = {*exports.HELP}
+    assert asked == written
+    assert {"gpufleet_running", "gpufleet_run_timestamp_seconds", "gpufleet_verdict"} <= metrics(ALERTS) <= written
     tried = (MONITORING / "alerts.test.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"- alert: (\w+)", ALERTS)) == set(re.findall(r"- alertname: (\w+)", tried))
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 def test_alerts_fire_when_they_have_to():
-    done = subprocess.run(
-        ["promtool", "test", "rules", "alerts.test.yml"], cwd=MONITORING, capture_output=True, text=True
-    )
+    command = ["promtool", "test", "rules", "alerts.test.yml"]
+    done = subprocess.run(command, cwd=MONITORING, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

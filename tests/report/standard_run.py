@@ -98,14 +98,9 @@ def measured(topology, bad):
     for operation, value in (("copy", 4248), ("triad", 4310)):
         check = "test_4_each_gpu.py::test_memory_bandwidth"
         run.add(EACH, check, "memory_bandwidth", value, operation=operation, at_once="all")
-    for at_once, values in (("one", (54.1, 54.4, 47.7)), ("all", (36.2, 20.4, 30.3))):
-        for direction, value in zip(("host_to_device", "device_to_host", "both"), values, strict=True):
-            check = "test_5_links.py::test_host_links"
-            run.add(EACH, check, "host_bandwidth", value, at_once == "one", direction=direction, at_once=at_once)
     for direction, value in (("read", 394.0), ("write", 396.4), ("write both ways", 391.8)):
         check = "test_5_links.py::test_pair_bandwidth[read]"
         run.add(PAIRS, check, "pair_bandwidth", value, direction=direction, link="NVLink")
-    run.add(PAIRS, "test_5_links.py::test_pair_latency", "pair_latency", 2.1, link="NVLink")
     ring = {"dtype": "float32", "ranks": 8, "nvls": False}
     for collective, curve in BUSBW.items():
         for nbytes, value in zip(SIZES, curve, strict=True):
@@ -126,28 +121,6 @@ def measured(topology, bad):
     check = "test_8_resnet50.py::test_each_gpu_alone"
     run.add(EACH, check, "solo_train_throughput", 6380, recipe="amp", ranks=1, **image)
     return run
-
-
-def compared(topology):
-    run = Run(topology, {})
-    check = "test_8_resnet50.py::test_training_sweep"
-    work = {"model": "resnet50", "recipe": "bf16", "image": 224, "workload": "sweep"}
-    batches = ((16, 1900, 1.2), (64, 4700, 3.2), (256, 5600, 11.2), (1024, 6500, 43.0))
-    ways = [("ddp", batch, 1, alone, memory) for batch, alone, memory in batches]
-    ways += [("ddp", 16, count, 1900 + 100 * count, 1.2) for count in (2, 4, 8)]
-    ways += [("dp", 256, 1, 5600, 25.0), ("fsdp", 256, 1, 5600, 10.1)]
-    lost = {"dp": 0.79, "ddp": 0.02, "fsdp": 0.07}
-    for method, batch, accumulated, alone, memory in ways:
-        same = {**work, "batch": batch, "accumulated": accumulated}
-        if method == "ddp":
-            run.add(EACH, check, "solo_train_throughput", alone, False, ranks=1, **same)
-        for ranks in (2, 8):
-            share = 1 - lost[method] * (ranks - 1) / 7 - 8 / batch / accumulated
-            together = {**same, "ranks": ranks, "method": method}
-            run.add(ALL, check, "train_throughput", alone * ranks * share, False, **together)
-            run.add(ALL, check, "scaling_efficiency", share, False, **together)
-            run.add(EACH, check, "train_memory", memory, False, **together)
-    return run.findings
 
 
 def checks(run, failed):

@@ -11,8 +11,7 @@ from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.report.banner import why
-from pytest_gpufleet.report.failures import Accused, accused
-from pytest_gpufleet.report.gpu_grid import grid_rows, groups
+from pytest_gpufleet.report.failures import Accused, accused, grid_rows, groups
 from pytest_gpufleet.report.page import page as html
 from pytest_gpufleet.run.summary import summary as document
 from pytest_gpufleet.verdict import basis

@@ -257,7 +257,7 @@ def test_the_foot_names_host_run_and_evidence_and_many_notes_leave_room_for_sign
 
 
 def commands(record):
-    return [step.command for step in next_steps(record)]
+    return [command for _, command in next_steps(record)]
 
 
 ACCEPT = CommandLine("gpufleet accept", "--gpus 8 -k bandwidth")

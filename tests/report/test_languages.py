@@ -68,6 +68,7 @@ def test_places_are_told_with_their_hosts_where_there_are_several(where, hosts, 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
 LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
+TEXT, SAID = re.compile(r"<text[^>]*>([^<]*)</text>"), re.compile(r' aria-label="[^"]*"|(?<=>)[^<]*(?=</text>)')
 
 
 def within(language, made, *arguments, **values):
@@ -78,7 +79,8 @@ def within(language, made, *arguments, **values):
 def test_names_of_values_and_commands_are_not_translated():
     with next(LOCALE.glob("zh/*/*.po")).open("rb") as file:
         for each in (each for each in read_po(file) if each.id):
-            assert _values(each.string) == _values(each.id)
+            named = [{name for _, name, _, _ in Formatter().parse(text) if name} for text in (each.string, each.id)]
+            assert named[0] == named[1]
             assert set(re.findall(r"`[^`]+`", each.string)) == set(re.findall(r"`[^`]+`", each.id)), each.id
 
 
@@ -108,9 +110,9 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run):
     for block in re.split(r"</?(?:p|td|th|li|div|h\d|tr|summary|section|dt|dd|title)\b[^>]*>|<br>", chinese):
         text = re.sub(r"<[^>]+>", "", block)
         assert not re.search(r"[。！？：；，、] +\S", text), text  # noqa: RUF001
-    drawn, other = _drawings(english), _drawings(chinese)
-    assert [_shapes(each) for each in drawn] == [_shapes(each) for each in other] != []
-    words = [(_texts(one), _texts(two)) for one, two in zip(drawn, other, strict=True)]
+    drawn, other = (re.findall(r"<svg .*?</svg>", page, re.DOTALL) for page in (english, chinese))
+    assert [SAID.sub("", each) for each in drawn] == [SAID.sub("", each) for each in other] != []
+    words = [(TEXT.findall(one), TEXT.findall(two)) for one, two in zip(drawn, other, strict=True)]
     pairs = {pair for one, two in words for pair in zip(one, two, strict=True) if pair[0] != pair[1]}
     assert not [text for _, text in pairs if not re.search("[\uff0c\u4e00-\u9fff]", text)]
     shown = {text for _, two in words for text in two}
@@ -186,22 +188,6 @@ def test_reasons_follow_in_the_language_of_the_page_and_those_of_another_verdict
 def _structure(page):
     """What refers to what, and the cells that no language changes: figures with their units."""
     return re.findall(r'(?:id|href|class|colspan)="[^"]*"|>-?[\d.,]+ ?[%A-Za-z/]*</td>', page)
-
-
-def _drawings(page):
-    return re.findall(r"<svg .*?</svg>", page, re.DOTALL)
-
-
-def _texts(drawing):
-    return re.findall(r"<text[^>]*>([^<]*)</text>", drawing)
-
-
-def _shapes(drawing):
-    return re.sub(r' aria-label="[^"]*"|(?<=>)[^<]*(?=</text>)', "", drawing)
-
-
-def _values(text):
-    return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
 def _figures(page):

@@ -10,6 +10,7 @@ from pytest_gpufleet.model.measurement import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.plots import CAPTION, QUANTITIES, curves, telemetry, ticks
 from tests.commands.test_monitor import READING
+from tests.report.test_figures import swept
 
 
 def words_in(svg):
@@ -41,11 +42,11 @@ def test_a_curve_is_one_line_whether_graphs_or_launches_made_its_points():
     assert "16\u2009MiB" in words_in(svg)
 
 
-def test_the_sweep_is_a_curve_against_the_batch_with_a_line_for_each_number_of_gpus(standard):
-    svg = by_caption(curves(standard.findings))["Training throughput against batch of each GPU"]
-    assert {"bf16", "16", "1,024", "images/s", "batch of each GPU"} <= words_in(svg)
-    lines = {f"DDP, {ranks} ranks, 1 batch a step" for ranks in (2, 8)}
-    assert {word for word in words_in(svg) if "ranks" in word} == lines
+def test_the_sweep_is_a_curve_against_the_batch_with_a_line_for_each_number_of_gpus():
+    found = [each for batch in (16, 128, 1024) for each in swept(batch, 700.0, accumulated=1, n2=1400.0, n8=4630.0)]
+    svg = by_caption(curves(found))["Training throughput against batch of each GPU"]
+    assert {"amp", "16", "1,024", "images/s", "batch of each GPU"} <= words_in(svg)
+    assert {word for word in words_in(svg) if "ranks" in word} == {"2 ranks", "8 ranks"}
 
 
 def assert_well_drawn(drawn):

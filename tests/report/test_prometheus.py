@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.report import exports
 from pytest_gpufleet.run import opening
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
@@ -21,7 +21,7 @@ __all__ = ["faulty"]
 
 def exported(record, folder):
     (folder / "textfiles").mkdir()
-    prometheus.write(file := folder / "textfiles" / "x.prom", record)
+    exports.write_textfile(file := folder / "textfiles" / "x.prom", record)
     assert [path.name for path in file.parent.iterdir()] == ["x.prom"]  # nothing half-written beside it
     assert file.stat().st_mode & 0o044  # node_exporter is another user
     families = text_string_to_metric_families(file.read_text())

@@ -13,8 +13,8 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
+from pytest_gpufleet.report.failures import group_title
 from pytest_gpufleet.report.figures import group_table, narrow, required_tables, texts
-from pytest_gpufleet.report.gpu_grid import group_title
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines, text_report
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.basis import judged_by

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import GRADES, IN_WORDS, GivenLimits, Reference
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import prometheus
+from pytest_gpufleet.report import exports
 from pytest_gpufleet.report.banner import headline, reasons, why
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
@@ -129,7 +129,7 @@ def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path
     counts = {"calibrated": 1, "project": 2}
     assert told["basis"] == {"wanted": "physical", "lowest": "project", "figures": counts, "told": TOLD}
     assert [each["limit"]["grade"] for each in told["findings"] if each["limit"]] == [*OF_METRIC.values()]
-    prometheus.write(tmp_path / "x.prom", record)
+    exports.write_textfile(tmp_path / "x.prom", record)
     text = (tmp_path / "x.prom").read_text()
     assert 'gpufleet_basis{grade="project",host="node7"} 1.0' in text
     assert 'gpufleet_basis{grade="calibrated",host="node7"} 0.0' in text

@@ -14,7 +14,9 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import GRADES, Grade
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.redaction import clean
 from pytest_gpufleet.report.banner import stamp
+from pytest_gpufleet.report.tables import on_screen
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import NODES, SUMMARY, RunFolder
 from pytest_gpufleet.run.settings import naming
@@ -123,7 +125,9 @@ FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide 
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report.several_runs import document, page, screen
+    from rich.text import Text
+
+    from pytest_gpufleet.report import several_runs
     from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 
     command.check_output(given.output)
@@ -131,15 +135,19 @@ def _compare(given: argparse.Namespace) -> int:
     found = drift(runs) if given.same_machine else compare(runs)
     if given.output:
         with in_language(given.language):
-            command.write(given.output, page(found))
+            command.write(given.output, several_runs.page(found))
     console = command.new_console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_COLUMNS
     with command.printing():
         if given.json:
-            print(json.dumps(document(found)))
+            print(json.dumps(several_runs.document(found)))
         else:
-            console.print(screen(found))
+            console.print(*map(on_screen, several_runs.tables(found, several_runs.MOST_COLUMNS)), sep="\n")
+            for note in found.notes:
+                console.print(Text(f"Note: {clean(note)}", style="yellow"))
+            style = "bold red" if found.bad else "bold green"
+            console.print(Text(clean(several_runs.headline(found)), style=style))
             if given.output:
                 command.print_line(f"report: {given.output}")
     return int(found.bad)

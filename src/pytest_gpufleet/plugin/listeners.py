@@ -88,7 +88,7 @@ def into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str
 def write_textfile(run: Run, record: Record | None = None) -> None:
     """Replace Prometheus' textfile, if one was asked for. No record: the run goes on."""
     if run.options.prometheus is not None and run.evidence is not None:
-        from pytest_gpufleet.report import prometheus
+        from pytest_gpufleet.report import exports
 
         shown = record or run.evidence.record
-        run.write(run.options.prometheus, lambda path: prometheus.write(path, shown))
+        run.write(run.options.prometheus, lambda path: exports.write_textfile(path, shown))

@@ -224,18 +224,13 @@ OTHERWISE = {
 WHOLE = {NOTHING_LEFT_OUT, OTHERWISE["too short"]}
 
 
-class Step(NamedTuple):
-    why: str
-    command: str
-
-
-def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
-    """In the order in which to type them; none for what is accepted, rejected or a rehearsal that came to its end.
-    `folder`: the one that the run is in. DIR is that of runs on good machines. Neither is known to a record."""
+def next_steps(record: Record, folder: str = "FOLDER") -> list[tuple[str, str]]:
+    """Why, and the command, in the order in which to type them; none for what is accepted, rejected or a rehearsal that
+    came to its end. `folder`: the one that the run is in, which no record knows, nor DIR, that of good machines."""
     run, start = record.run, record.run.command_line
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
         resumed = start.typed(f"--fleet-resume {shlex.quote(folder)}")
-        return [Step(say("go on where this run stopped"), resumed)]
+        return [(say("go on where this run stopped"), resumed)]
     if stamp(record).word != "INCOMPLETE":
         return []
     states: dict[str, None] = dict.fromkeys(gap.kind for gap in gaps(record))
@@ -244,8 +239,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
     found = dict.fromkeys(OTHERWISE[state] for state in states if state in OTHERWISE)
     steps, limits = [], ""
     if LIMITS in found:
-        why = say("make limits from known-good machines")
-        steps.append(Step(why, "gpufleet calibrate DIR -o my.toml"))
+        steps.append((say("make limits from known-good machines"), "gpufleet calibrate DIR -o my.toml"))
         limits = "--fleet-profile my.toml"
     command = start.typed(limits)
     if WHOLE & found.keys():
@@ -257,4 +251,4 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[Step]:
             parts = f" --fleet-replaced {','.join(returns.replaced)}" if returns.replaced else ""
             nodes, how_long = "", f"--fleet-returns {shlex.quote(returns.run)}{parts}"
         command = start.typed(f"{nodes}--gpus {run.gpus} {how_long}", limits, whole_suite=True)
-    return [*steps, Step(say(", ").join([say("run it again"), *map(say, found)]), command)]
+    return [*steps, (say(", ").join([say("run it again"), *map(say, found)]), command)]

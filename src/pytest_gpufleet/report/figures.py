@@ -21,7 +21,7 @@ from pytest_gpufleet.model.place import WORLD, Pair, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report import wording
-from pytest_gpufleet.report.gpu_grid import group_title
+from pytest_gpufleet.report.failures import group_title
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
 from pytest_gpufleet.verdict import basis
 
@@ -331,10 +331,6 @@ class Way:
         """images/s"""
         return self.by_count(TOGETHER, FED) | self.by_count(ALONE)
 
-    def words(self) -> list[str]:
-        words = wording.words({key: value for key, value in self.way.items() if key != "workload"})
-        return [*words, say("fed by a data loader")] if self.fed else words
-
 
 def training_tables(findings: Sequence[Finding]) -> list[Table]:
     """The tables of a group of checks; but for the sweep none where no efficiency was measured."""
@@ -380,7 +376,8 @@ def ways_of(findings: Sequence[Finding]) -> list[Way]:
 def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
     counts = sorted({1, *(count for way in rows for count in way.rates)})
     memory = any(way.by_count(MEMORY) for way in rows)
-    names = [way.words() for way in rows]
+    names = [wording.words({key: each for key, each in way.way.items() if key != "workload"}) for way in rows]
+    names = [words + [say("fed by a data loader")] * way.fed for words, way in zip(names, rows, strict=True)]
     shared = set.intersection(*map(set, names)) if len(rows) > 1 else set()
     lines = []
     for way, words in zip(rows, names, strict=True):

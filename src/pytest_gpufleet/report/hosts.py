@@ -16,10 +16,9 @@ from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said, say
 from pytest_gpufleet.model.place import Place, Where, on_node
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.report import gpu_grid, wording
+from pytest_gpufleet.report import failures, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why
-from pytest_gpufleet.report.failures import accused, times_named
-from pytest_gpufleet.report.gpu_grid import Group, groups
+from pytest_gpufleet.report.failures import Group, accused, groups, times_named
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import number, of_figure, what
 from pytest_gpufleet.verdict import basis
@@ -30,7 +29,7 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, natural, one_host
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
-GRAVITY = [*gpu_grid.SYMBOLS]  # the gravest first
+GRAVITY = [*failures.SYMBOLS]  # the gravest first
 WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
 SCHEMA = 1
 MOST_SAID = 6  # of a node, by checks between them
@@ -92,7 +91,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         record = run.record
         parts, said = groups(record), accused(record)
         states = zip(
-            *((cell.state for cell in row.cells) for row in gpu_grid.grid_rows(record, parts, said)), strict=True
+            *((cell.state for cell in row.cells) for row in failures.grid_rows(record, parts, said)), strict=True
         )
         cells = {part.title: min(of, key=GRAVITY.index) for part, of in zip(parts, states, strict=True)}
         places: list[Where] = [place for place, _ in times_named(said.values()).most_common()]
@@ -206,7 +205,7 @@ def rows(record: Record, fleet: Fleet) -> list[HostRow]:
     for row in host_rows(fleet):
         node, cells = numbers[row.host], {**row.cells} if row.run or not between else {OWN: "not run"}
         for group in between:
-            state = gpu_grid.cell(Place(node, "node"), group, named, record.hosts).state
+            state = failures.cell(Place(node, "node"), group, named, record.hosts).state
             if state != "failed" and (node in record.lost or node in record.left_out or not group.checks):
                 state = "not run"
             elif state in ("ok", "") and not nobody.isdisjoint(
@@ -272,7 +271,7 @@ class HostsPart:
     fleet: Fleet
     rows: Sequence[HostRow]
     reports: Mapping[str, str]
-    symbols: ClassVar[Mapping[str, str]] = gpu_grid.SYMBOLS
+    symbols: ClassVar[Mapping[str, str]] = failures.SYMBOLS
 
     def columns(self) -> list[str]:
         """The groups of checks of all hosts, in the order of the suite; then what the fleet adds."""

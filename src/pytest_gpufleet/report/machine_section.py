@@ -69,26 +69,14 @@ def signed(record: Record) -> list[tuple[str, str]]:
             f"GPU {gpu.index}{f' ({gpu.position})' if gpu.position else ''}: {gpu.serial or gpu.uuid}"
             for gpu in record.topology.gpus
         ]
-        who = [
-            ("Host", run.host),
-            ("Machine", ", ".join(filter(None, (_board(record.machine), *numbers[:1])))),
-            ("GPUs", models),
-            ("Serial numbers", say(some(gpus, MOST_NAMED))),
-        ]
+        machine = ", ".join(filter(None, (_board(record.machine), *numbers[:1])))
+        who = [("Host", run.host), ("Machine", machine), ("GPUs", models)]
+        who.append(("Serial numbers", say(some(gpus, MOST_NAMED))))
     commit = f"commit {run.commit}" if run.commit else ""
     suite = f"pytest-gpufleet {run.plugin}", say("level {level}", level=say(run.level)), commit
-    rows = [
-        *noted[:MOST_NOTES],
-        (
-            "And",
-            say("{count} more notes, which evidence.jsonl has", count=more)
-            if (more := len(noted[MOST_NOTES:]))
-            else "",
-        ),
-        *who,
-        ("Time", time_taken(record)),
-        ("Suite", say(", ").join(filter(None, suite))),
-    ]
+    more = say("{count} more notes, which evidence.jsonl has", count=len(noted) - MOST_NOTES)
+    rows = [*noted[:MOST_NOTES], ("And", more if noted[MOST_NOTES:] else ""), *who]
+    rows += [("Time", time_taken(record)), ("Suite", say(", ").join(filter(None, suite)))]
     return [(name, value) for name, value in rows if value]
 
 

@@ -12,15 +12,14 @@ from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
-from pytest_gpufleet.report import figures, gpu_grid, machine_section, wording
+from pytest_gpufleet.report import failures, figures, machine_section, wording
 from pytest_gpufleet.report.banner import next_steps, reasons, stamp, why
-from pytest_gpufleet.report.failures import MOST_MESSAGES, Accused, accused, failures, return_tables
 from pytest_gpufleet.report.figures import group_table, named
 from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, rows as rows_of_nodes
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis, requirements
-from pytest_gpufleet.verdict.fleet.fleet_verdict import over_nodes
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, inapplicable, newer, not_applied
 
@@ -45,7 +44,6 @@ LEAVES_NOTHING_OPEN = {
     "Limits of the given profile that applied to no measurement": not_applied,
 }
 
-ALONE: NodeRuns = {}
 NOWHERE: Mapping[str, str] = {}
 
 
@@ -73,14 +71,15 @@ def page(
 def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
     """What the templates show. `nodes`: of a run on many, what their own runs came to."""
     own = [row.run.record for row in nodes.rows if row.run] if nodes else []
-    said, parts = accused(record), gpu_grid.groups(record)
+    said, parts = failures.accused(record), failures.groups(record)
     sources: figures.Sources = {}
     if nodes:  # what is at nodes alone, their rows have
         ours = {check for part in parts for check in (*part.checks, *(each.check for each in part.findings))}
         said = {check: each for check, each in said.items() if check in ours}
-    failed = failures(record, said)
+    failed = failures.failures(record, said)
     shown = enumerate(failed[:MOST_FAILURES], 1)
-    rows = [] if nodes else gpu_grid.grid_rows(record, parts, said)
+    anchors = {each.name: f"fleet-failure-{at}" for at, failure in shown for each in failure.alike or [failure]}
+    rows = [] if nodes else failures.grid_rows(record, parts, said)
     states = {cell.state for row in rows for cell in row.cells}
     return {
         "record": record,
@@ -88,7 +87,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "machine": machine_section,
         "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
         "within": _within(record, *own),
-        "returned": return_tables(record),
+        "returned": failures.return_tables(record),
         "margins": group_table(record, *own),
         "stamp": stamp(record),
         "why": why(record),
@@ -101,13 +100,13 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "rows": rows,
         # A group that says nothing of any GPU, nor of the host, needs no column.
         "columns": [number for number in range(len(parts)) if any(row.cells[number].state for row in rows)],
-        "legend": [text for state, text in gpu_grid.MEANING.items() if state in states],
-        "marks": gpu_grid.SYMBOLS,
+        "legend": [text for state, text in failures.MEANING.items() if state in states],
+        "marks": failures.SYMBOLS,
         "failures": failed[:MOST_FAILURES],
         "failures_left_out": len(failed[MOST_FAILURES:]),
         "most_rows": MOST_ROWS,
-        "most_messages": MOST_MESSAGES,
-        "anchors": {name: f"fleet-failure-{number}" for number, failure in shown for name in failure.names},
+        "most_messages": failures.MOST_MESSAGES,
+        "anchors": anchors,
         "sections": list(_sections(parts, said, sources, record.hosts)),
         "sources": sources,
         "telemetry": _telemetry(record),
@@ -152,7 +151,10 @@ def _tally(noun: str, counts: Counter[str], order: Sequence[str]) -> str:
 
 
 def _sections(
-    groups: Sequence[gpu_grid.Group], accused: Mapping[str, Accused], sources: figures.Sources, hosts: wording.Hosts
+    groups: Sequence[failures.Group],
+    accused: Mapping[str, failures.Accused],
+    sources: figures.Sources,
+    hosts: wording.Hosts,
 ) -> Iterator[dict[str, Any]]:
     """Each group of checks as it stands in the report."""
     room = MOST_FIGURES
@@ -164,8 +166,8 @@ def _sections(
         # The sweep has one table, of all of its figures.
         swept = (figures.is_swept(each.measurement.conditions) and figures.for_information(each) for each in every)
         apart = [each for each, in_sweep in zip(every, swept, strict=True) if not in_sweep]
-        lines, states = gpu_grid.check_lines(group, accused), Counter(map(figures.state, group.findings))
-        tallies = [_tally("check", Counter(group.outcomes), gpu_grid.GRAVITY)]
+        lines, states = failures.check_lines(group, accused), Counter(map(figures.state, group.findings))
+        tallies = [_tally("check", Counter(group.outcomes), failures.GRAVITY)]
         open_ = (each for each in group.findings if each.state not in SETTLED and not figures.for_information(each))
         yield {
             "group": group,
@@ -245,7 +247,7 @@ class GapRow(NamedTuple):
 def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
     """One for each reason and group of checks."""
     rows, titles = [], {levels.check_name(check.id): check.title for check in record.checks.values()}
-    groups = ((gpu_grid.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
+    groups = ((failures.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
     for key, each in grouped(((gap.kind, gap.why, group), gap) for group, gap in groups).items():
         by_check = grouped((gap.check or gap.subject, gap) for gap in each)
         things = [

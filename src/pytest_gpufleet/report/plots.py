@@ -27,8 +27,8 @@ from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.model.metric import Metric
 from pytest_gpufleet.model.place import WORLD, Place
 from pytest_gpufleet.report import wording
+from pytest_gpufleet.report.failures import group_title
 from pytest_gpufleet.report.figures import by_size, size_of
-from pytest_gpufleet.report.gpu_grid import group_title
 
 COLOURS = ("#2f7ed8", "#cc5c1d", "#1a935f", "#b0529c", "#8d7d0e", "#7b6be0", "#c8434f")
 BAD = "#d03b2f"

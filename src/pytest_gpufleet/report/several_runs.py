@@ -1,22 +1,17 @@
 """Several runs beside each other, or one machine over time: for the terminal, as a page, and as JSON."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.rendering import render
-from pytest_gpufleet.report.tables import Row, Table, number, of_figure, on_screen, row, what
+from pytest_gpufleet.report.tables import Row, Table, number, of_figure, row, what
 from pytest_gpufleet.verdict.across_runs.run_comparison import ComparedFigure, RunComparison
 from pytest_gpufleet.verdict.fleet.equality import models
 from pytest_gpufleet.verdict.outliers import Outlier
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 # A column for each run only if they are at most so many: more no terminal has room for.
 MOST_COLUMNS = 4
@@ -31,18 +26,6 @@ def page(found: RunComparison) -> str:
         headline=headline(found),
         notes=[wording.clean(say(note)) for note in found.notes],
         tables=tables(found, len(found.runs)),
-    )
-
-
-def screen(found: RunComparison) -> Group:
-    """What rich prints on a terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        *map(on_screen, tables(found, MOST_COLUMNS)),
-        *(Text(f"Note: {wording.clean(note)}", style="yellow") for note in found.notes),
-        Text(wording.clean(headline(found)), style="bold red" if found.bad else "bold green"),
     )
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, clock_events
+from pytest_gpufleet.model.gpu import GpuTopology, clock_events
 from pytest_gpufleet.model.measurement import Sample
 from pytest_gpufleet.report import wording
 
@@ -28,20 +28,19 @@ ABSENT = "n/a"
 ALARMING = ("hw", "sw thermal")
 CALM = {"none": "dim", "gpu idle": "dim", "sw power cap": "yellow"}
 
-Readings = Mapping[str, Any]  # of one GPU, by the names of READINGS
-Cell = tuple[str, str]  # the text and its style
+# Of each column after that of the GPU the head in two lines, the reading, by what it is divided, and the style.
+COLUMNS = (
+    ("Load\n%", "utilization_percent", 1, "green"),
+    ("Memory\nGiB", "memory_used_bytes", 1 << 30, "cyan"),
+    ("Temp C\nGPU", "temperature_c", 1, ""),
+    ("Temp C\nmem", "memory_temperature_c", 1, ""),
+    ("Power W\nof max", "power_watts", 1, "magenta"),
+    ("SM\nMHz", "sm_clock_mhz", 1, ""),
+)
 
 
-def _of(value: float | None, most: float | None = None) -> str:
-    return ABSENT if value is None else f"{value:.0f}" + (f"/{most:.0f}" if most else "")
-
-
-def _memory(gpu: Gpu, now: Readings) -> Cell:
-    used = now.get("memory_used_bytes")
-    return _of(None if used is None else used / 2**30, gpu.memory_bytes / 2**30), "cyan"
-
-
-def _reasons(gpu: Gpu, now: Readings) -> Cell:
+def _reasons(now: Mapping[str, Any]) -> tuple[str, str]:
+    """What holds the clocks of a GPU down, and in which style that is shown."""
     if not any(value is not None for value in now.values()):
         return "does not answer", "bold red"
     mask = now.get("clock_event_reasons")
@@ -51,27 +50,19 @@ def _reasons(gpu: Gpu, now: Readings) -> Cell:
     return ", ".join(words), "bold red" if words[0].startswith(ALARMING) else CALM.get(words[0], "")
 
 
-# In the order in which they are shown, with the heads in two lines.
-COLUMNS: dict[str, Callable[[Gpu, Readings], Cell]] = {
-    "\nGPU": lambda gpu, now: (str(gpu.index), "bold"),
-    "Load\n%": lambda gpu, now: (_of(now.get("utilization_percent")), "green"),
-    "Memory\nGiB": _memory,
-    "Temp C\nGPU": lambda gpu, now: (_of(now.get("temperature_c")), ""),
-    "Temp C\nmem": lambda gpu, now: (_of(now.get("memory_temperature_c")), ""),
-    "Power W\nof max": lambda gpu, now: (_of(now.get("power_watts"), gpu.power_limit_watts), "magenta"),
-    "SM\nMHz": lambda gpu, now: (_of(now.get("sm_clock_mhz")), ""),
-    "Clock event\nreasons": _reasons,
-}
-
-
 def table(sample: Sample, topology: GpuTopology, running: str = "") -> RenderableType:
     """All GPUs as in `sample`, in the same number of lines at any width. `running`: the check that a run is at."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for title in COLUMNS:
+    for title in ("\nGPU", *(column[0] for column in COLUMNS), "Clock event\nreasons"):
         grid.add_column(title, no_wrap=True, overflow="crop")
     for index, gpu in enumerate(topology.gpus):
         now = sample.gpus[index] if index < len(sample.gpus) else {}
-        grid.add_row(*(_text(*cell(gpu, now)) for cell in COLUMNS.values()))
+        most, cells = {"memory_used_bytes": gpu.memory_bytes, "power_watts": gpu.power_limit_watts}, []
+        for _, reading, by, style in COLUMNS:
+            value, of = now.get(reading), most.get(reading)
+            text = ABSENT if value is None else f"{value / by:.0f}" + (f"/{of / by:.0f}" if of else "")
+            cells.append(_text(text, style))
+        grid.add_row(_text(str(gpu.index), "bold"), *cells, _text(*_reasons(now)))
     clock = time.strftime("%H:%M:%S", time.localtime(sample.time))
     return Group(
         _text(f"{clock}, {wording.models(topology.gpus)}, driver {topology.driver or ABSENT}", "bold"),

@@ -189,8 +189,8 @@ def summary_lines(
         )
         result.append((say(text, count=len(blamed)), HEADING))
         result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
-    for step in next_steps(record, folder):
-        result += [*wrapped(say("Next, {why}:", why=step.why), ""), (f"  {step.command}", {})]
+    for aim, command in next_steps(record, folder):
+        result += [*wrapped(say("Next, {why}:", why=aim), ""), (f"  {command}", {})]
     for run, count in Counter(check.run for check in record.checks.values() if check.run).items():
         result += wrapped(say("Carried over from {run}: {checks}", run=run, checks=wording.count(count, "check")), "")
     if stamp(record).word != "INCOMPLETE":  # the paragraph says it
