@@ -49,7 +49,8 @@ def giving(value):
 
 
 COMPARED = corruption.Compared("", "bf16", (1, 1, 1), "", 0, torch.empty(0), 1, {0: corruption.Amount(1.0, 1)})
-SOAKED = SimpleNamespace(run=giving(COMPARED), laps=[(float(moment), 1.0) for moment in range(rate.PARTS)])
+LAPS = [(float(moment), 1.0) for moment in range(rate.PARTS)]
+SOAKED = SimpleNamespace(run=giving(COMPARED), shape=(8192, 8192, 16384), laps=LAPS)
 
 
 def timed(rank, launch, samples, **how):
@@ -97,7 +98,7 @@ WORK = [
     (under_load, {"operands": giving((torch.empty(0),) * 2), "_reduction": nothing, "LEAD_IN_SECONDS": {"cuda": 0.0}}),
     (under_load, {"Watch": giving(nullcontext(WATCHED)), "nvls": giving(False)}),
     (collective, {"timing": timed}),
-    (memory, {"samples": giving(SAMPLES), "warm_up": nothing}),
+    (memory, {"seconds_each": giving(1.0), "calls_in": nothing, "warm_up": nothing}),
     (rate, {"operands": giving((torch.empty(0),) * 2), "seconds_each": nothing, "warm_up": nothing}),
     (rate, {"parts": giving(SAMPLES), "calls_in": nothing}),
     (measure, {"Watch": giving(nullcontext(WATCHED))}),

@@ -15,9 +15,6 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.gpu import Missing
 from pytest_gpufleet.world.rank import Rank
 
-SAMPLES = 3
-SAMPLE_SECONDS = {"cuda": 0.2, "cpu": 0.002}
-
 Stream = torch.cuda.Stream | None  # None of a CPU
 Mark = Any  # an event of a stream; of a CPU a moment
 Work = Callable[[], object]
@@ -71,13 +68,6 @@ def warm_up(device: torch.device, work: Work, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         seconds_each(device, work, 10)
-
-
-def samples(device: torch.device, work: Work) -> tuple[float, ...]:
-    """Seconds that one call takes, SAMPLES times, each the mean over as many calls as fill SAMPLE_SECONDS."""
-    work()  # the first call may load or choose a kernel
-    repeats = calls_in(device, work, SAMPLE_SECONDS[device.type])
-    return tuple(seconds_each(device, work, repeats) for _ in range(SAMPLES))
 
 
 def read_under_load(rank: Rank, load: Work, facts: Sequence[str], seconds: float) -> Iterator[list[Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.telemetry import Watch
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import ONE_WINDOW, Condition
 from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
@@ -339,13 +339,15 @@ def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
     begin = work.laps[-1][0] - rate.WINDOW_SECONDS[rank.device.type]
     each = max(1, sum(done > begin for done, _ in work.laps) // rate.PARTS)
     window = work.laps[-each * rate.PARTS :]
-    taken = [fmean(took for _, took in window[part * each :][:each]) for part in range(rate.PARTS)]
-    return Soaked(compared, rate.reading(rank, precision, taken, watch.state_since(window[0][0])), watch.medians)
+    parts = [fmean(took for _, took in window[part * each :][:each]) for part in range(rate.PARTS)]
+    *rates, whole = (2 * math.prod(work.shape) / seconds / 1e12 for seconds in (*parts, fmean(parts)))
+    conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
+    details, state = {"shape": " x ".join(map(str, work.shape))}, watch.state_since(window[0][0])
+    return Soaked(compared, Reading("gemm", whole, conditions, tuple(rates), None, details, state), watch.medians)
 
 
 def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:
-    (measured,) = together(world, [[each.rate] for each in soaked])
-    return measured
+    return together(world, [[each.rate] for each in soaked])[0]
 
 
 def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.telemetry import Watch
-from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu
@@ -127,14 +126,6 @@ def shape_on(device: torch.device, precision: str) -> Shape:
     return PRECISIONS[precision].shape if device.type == "cuda" else REHEARSAL_SHAPE
 
 
-def reading(rank: Rank, precision: str, seconds: Sequence[float], state: GpuState | None) -> Reading:
-    """TFLOP/s of matmuls that took so many seconds each in the parts of one window: all, and each as a sample."""
-    m, n, k = shape_on(rank.device, precision)
-    *rates, rate = (2 * m * n * k / each / 1e12 for each in (*seconds, fmean(seconds)))
-    conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
-    return Reading("gemm", rate, conditions, tuple(rates), None, {"shape": f"{m} x {n} x {k}"}, state)
-
-
 def precisions_of(rank: Rank) -> list[str]:
     return [precision for precision in PRECISIONS if not lacking(precision, rank.device)]
 
@@ -194,8 +185,7 @@ def full_clock_rates(world: World) -> Measurement:
     every = world.run(rate_at_full_clock)
     at_limit = 2 * sum(held for _, held in every) >= len(every)
     readings = [replace(each, conditions={**each.conditions, "at_power_limit": at_limit}) for each, _ in every]
-    (measured,) = together(world, [[each] for each in readings])
-    return measured
+    return together(world, [[each] for each in readings])[0]
 
 
 def why_below_full_clock(measured: Measurement) -> str | list[Fault]:
@@ -206,7 +196,7 @@ def why_below_full_clock(measured: Measurement) -> str | list[Fault]:
     slow = {at: behind for at, behind in lag.items() if behind >= ALIKE}
     if not slow or fastest not in clocks:
         shown = ", ".join(sorted({f"{clock:,.0f}" for clock in clocks.values()}))
-        return f"all alike, at {shown} MHz" if shown else ""
+        return f"all alike, at {shown} MHz" if shown and not slow else ""
     faults, usual = [], clocks[fastest]
     for at, behind in slow.items():
         clock = clocks.get(at, usual)
