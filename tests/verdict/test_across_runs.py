@@ -221,21 +221,17 @@ KELVIN = Figure("soak_excess", (), METRICS["soak_excess"])
 
 @pytest.mark.parametrize(("figure", "values", "worse"), [
     (HIGHER, [100, 100, 100, 96], {3: 0.04}),
-    (HIGHER, [100, 100, 100, 98], {}),
     (HIGHER, [100, 100, 100, 104], {}),  # better is nothing bad
     (LOWER, [100, 100, 100, 104], {3: 0.04}),
-    (LOWER, [100, 100, 100, 96], {}),
     (HIGHER, 2 * [104, 98, 100, 102, 96], {}),  # so noisy that 4 % say nothing
     (HIGHER, [*2 * [104, 98, 100, 102, 96], 80], {10: 0.2}),  # and one bad node does not widen it
     (HIGHER, [100, 100, 94, 10], {2: 0.06, 3: 0.9}),  # nor hides another
     (HIGHER, [100, 100, 100, math.nan], {3: 1.0}),
-    (HIGHER, [math.nan, math.nan, math.nan], {}),
     (HIGHER, [94, 100], {0: 0.06}),  # of two the worse one: nothing makes a machine faster than it is
     (HIGHER, [100, math.nan], {1: 1.0}),
     (HIGHER, [100], {}),
     (SHARE, [0.004, 0.006], {}),  # half as much again of next to nothing
     (SHARE, [0.0, 0.05], {1: 0.05}),
-    (SHARE, [0.01, 0.02, 0.012, 0.09], {3: 0.078}),
     (KELVIN, [0.0, 2.5], {}),  # many times as much of next to nothing
     (KELVIN, [0.5, 5.5], {1: 0.05}),
 ])  # fmt: skip

@@ -1,6 +1,7 @@
 """An order, its lines, and machines that are and are not what was ordered."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from pytest_gpufleet.verdict.toml_table import FileError
 from tests.conftest import EVIDENCE, ROOT
 from tests.machine.trees import laid_out
 from tests.machines import recorded
+from tests.verdict.test_between_nodes import DOWN, port as usual_port
 
 NAME = 'name = "a server"\n'
 # By name: the file, and what is said of it. No line: nothing stands in it.
@@ -42,15 +44,18 @@ def order(text):
     return Order("order.toml", "0" * 64, orders.toml_table.tomllib.loads(NAME + text))
 
 
+def refused(folder, load, text, words):
+    (file := folder / "mine.toml").write_text(text)
+    with pytest.raises(FileError) as error:
+        load(file)
+    assert str(error.value).startswith(str(file))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_order_is_told_by_file_line_and_key(tmp_path, name):
     text, *words = BAD[name]
-    file = tmp_path / "order.toml"
-    file.write_text(text)
-    with pytest.raises(FileError) as error:
-        orders.load(file)
-    assert str(error.value).startswith(str(file))
-    assert [word for word in words if word not in str(error.value)] == []
+    refused(tmp_path, orders.load, text, words)
 
 
 def test_the_order_of_a_dgx_h200_is_one_and_a_written_one_reads_back_as_what_the_machine_has():
@@ -66,12 +71,7 @@ def test_the_order_of_a_dgx_h200_is_one_and_a_written_one_reads_back_as_what_the
     assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)
 
 
-def port(index, **other):
-    usual = {
-        "port": f"mlx5_{index}/1", "adapter": "MT4129", "link_layer": "InfiniBand", "function": "0",
-        "state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "firmware": "28.39.2048",
-    }  # fmt: skip
-    return usual | other
+port = partial(usual_port, firmware="28.39.2048")
 
 
 @pytest.fixture
@@ -184,9 +184,6 @@ def test_what_a_machine_does_not_tell_is_no_fault_and_not_met(text):
 def test_of_modules_that_are_all_missing_nothing_is_known(machine):
     empty = replace(machine, host={**machine.host, "memory_modules": [{"locator": "A1", "bytes": 0}]})
     assert said("[memory]\nmodule_gibibytes = 64", empty) == ([], ["the size in GiB is not known: there is none"])
-
-
-DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
 
 
 @pytest.mark.parametrize(("text", "states", "named"), [

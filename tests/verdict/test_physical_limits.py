@@ -15,7 +15,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import peaks, physical_limits as parts_of
 from pytest_gpufleet.verdict.judgement import judge, judged_by
 from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, MEMORY, physical_limit
+from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, physical_limit
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200
@@ -254,20 +254,6 @@ def test_the_documentation_has_every_part():
     every += [*COLLECTIVES.values(), *of.LOOPBACK.values(), *training]
     assert [part for part in every if f"{part:.0%}".replace("%", " %") not in section] == []
     assert [name for name in COLLECTIVES if f"`{name}`" not in section] == []
-
-
-def test_a_published_gate_decides_where_the_hardware_is_asked_for_less():
-    """Of the L4 a gate for another program's memory bandwidth stands above what its facts make."""
-    board = BOARDS["NVIDIA L4"]
-    profile, topology = for_gpu(board.name), board.machine(1)
-    assert profile
-    (gate,) = [limit for limit in profile.limits if limit.metric == "memory_bandwidth"]
-    facts = profile.facts["hbm_terabytes_per_second"] * 1000
-    assert gate.value > MEMORY * facts
-    for value, state in ((gate.value - 1, "missed"), (gate.value, "met")):
-        copied = figure(gate.metric, value, operation="copy", at_once="all")
-        found = judge(copied, profile, topology, "x", rehearsal=False)
-        assert (found.state, found.limit) == (state, gate)
 
 
 # ---------------- machines without an NVSwitch: each kind can be ACCEPTED, a fault is found at its place

@@ -14,8 +14,8 @@ from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered
 from pytest_gpufleet.verdict.reading import read
-from pytest_gpufleet.verdict.toml_table import FileError
 from tests.conftest import EVIDENCE, REPORTS
+from tests.verdict.test_orders import refused
 
 FANS, COUNT = "test_2_host.py::test_fans_are_sound", "test_1_inventory.py::test_gpu_count"
 BURN, RAILS = "test_9_endurance.py::test_burn_in", "test_nodes_3_rails.py::test_rail_bandwidth"
@@ -44,12 +44,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_is_described_by_file_line_and_key(tmp_path, name):
     content, words = BAD[name]
-    file = tmp_path / "mine.toml"
-    file.write_text(content)
-    with pytest.raises(FileError) as error:
-        requirements.load(file)
-    assert str(error.value).startswith(str(file))
-    assert [word for word in words if word not in str(error.value)] == []
+    refused(tmp_path, requirements.load, content, words)
 
 
 def test_what_is_shipped_and_checks_of_ones_own_are_known(tmp_path):
