@@ -119,7 +119,6 @@ def test_body_runs_on_ranks_with_everything_a_test_has(fleet):
     """
     run = fleet(module, files={"conftest.py": conftest})
     assert run.status == 0, run.text
-    assert len(run.record.worlds) == 2  # a second one after the expected failure
     assert {name for name, outcome in run.outcomes.items() if outcome != "passed"} == {"test_expected_to_fail"}
 
 

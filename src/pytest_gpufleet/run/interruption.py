@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_gpufleet.world.engines import processes
-
 # With what stands there in a process that nobody has told otherwise: nohup, a debugger and other programs do.
 HEEDED = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 
@@ -145,6 +143,8 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | N
     """`run()` in a process of its own, which is over `seconds` from now but for LAST_SECONDS, with all that it has
     started. Signals are passed on to it, and if it dies by one, so does this process. Its exit status, None if it had
     to be ended; and the folder of its evidence, if it had any."""
+    from pytest_gpufleet.world.engines import processes  # of which a plain pytest run loads nothing
+
     until = time.monotonic() + seconds
     reading, pipe = os.pipe()
     forwarded = {number for number in HEEDED if signal.getsignal(number) != signal.SIG_IGN}
@@ -203,6 +203,8 @@ def _await(child: int, until: float, forwarded: set[signal.Signals]) -> int | No
 
 def _kill(child: int) -> None:
     """The run first: what it leaves behind may then clean up. Then all that is left, but for what cannot be killed."""
+    from pytest_gpufleet.world.engines import processes
+
     processes.kill([child])
     until = time.monotonic() + KILL_SECONDS
     while processes.descendants(os.getpid()) and time.monotonic() < until:
