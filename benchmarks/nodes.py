@@ -28,9 +28,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.nodes import agent_process, cluster, transport
+from pytest_gpufleet.nodes import agent_process, cluster
 from pytest_gpufleet.nodes.agent_process import with_secret
 from pytest_gpufleet.nodes.messages import DialIn
+from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.plugin import report_files
 from pytest_gpufleet.plugin.compat import RUN
 from pytest_gpufleet.run import cluster_run, node_runs
@@ -137,10 +138,10 @@ class MadeUpNodes:
         return {}
 
 
-def transport_for(options: Options) -> transport.Transport:
+def transport_for(options: Options) -> Transport:
     assert isinstance(options.nodes, int)
     likeness = agent_process.own_install(cluster_run.settings_for(options))
-    return transport.Transport(MadeUpNodes(options.nodes, likeness), seconds=600.0)
+    return Transport(MadeUpNodes(options.nodes, likeness), seconds=600.0)
 
 
 def build(folder: Path) -> None:

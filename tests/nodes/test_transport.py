@@ -12,7 +12,7 @@ from pytest_gpufleet.nodes import agent_process, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import OVER, DialIn, Rendezvous, Submit
-from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.world.engines import processes
 
 LONG = 30.0

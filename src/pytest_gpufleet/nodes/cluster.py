@@ -13,7 +13,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
-from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.verdict.fleet.host_runs import Common
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
 

@@ -10,15 +10,22 @@ import hashlib
 import ipaddress
 import os
 import struct
-from collections import deque
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 import zmq.utils.monitor
 from zmq.utils import z85
 
+from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
+from pytest_gpufleet.nodes.agent_process import OwnAgents
+from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, OVER, DialIn, End
+from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 
 # What was on its way when a cable was pulled is sent again within seconds of its return: a connection that is silent
 # for 4 s is given up and made anew (libzmq: ZMQ_HEARTBEAT_IVL, ZMQ_CONNECT_TIMEOUT; all in ms).
@@ -115,24 +122,6 @@ class Line:
         self._put(HEADER.pack(number, self._heard) + message)
 
 
-def plain(address: str) -> str:
-    """Without what makes an IPv4 address one of IPv6."""
-    mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
-    return str(mapped or address)
-
-
-def peers(port: int) -> Iterator[str]:
-    """The other ends of TCP connections that this host has closed at this port, for a minute: of those with another
-    secret libzmq says only that a handshake has failed (proc(5): /proc/net/tcp)."""
-    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):  # IPv6 may be off
-        for line in table.read_text().splitlines()[1:]:
-            _, own, other, state, *_ = line.split()
-            if int(own.rpartition(":")[2], 16) == port and state == "06":  # TCP_TIME_WAIT
-                words = bytes.fromhex(other.partition(":")[0])
-                packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-                yield plain(str(ipaddress.ip_address(packed)))
-
-
 class Dialled:
     """An agent's end: a connection to the head, which is made again whenever it breaks."""
 
@@ -175,3 +164,209 @@ class Dialled:
 
     def close(self, linger: float = 0.0) -> None:
         self._context.destroy(linger=int(linger * 1000))
+
+
+# ---------------------------------------------------------------- the head's end of all nodes
+
+
+def _plain(address: str) -> str:
+    """Without what makes an IPv4 address one of IPv6."""
+    mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _peers(port: int) -> Iterator[str]:
+    """The other ends of TCP connections that this host has closed at this port, for a minute: of those with another
+    secret libzmq says only that a handshake has failed (proc(5): /proc/net/tcp)."""
+    for table in filter(Path.exists, (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))):  # IPv6 may be off
+        for line in table.read_text().splitlines()[1:]:
+            _, own, other, state, *_ = line.split()
+            if int(own.rpartition(":")[2], 16) == port and state == "06":  # TCP_TIME_WAIT
+                words = bytes.fromhex(other.partition(":")[0])
+                packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                yield _plain(str(ipaddress.ip_address(packed)))
+
+
+# A message of a node (messages.FromAgent, packed), or why nothing comes from it any more, and nothing goes there: its
+# agent has ended, as it goes on where "node 3 is lost" ends (": its agent died by SIGKILL").
+Event = tuple[int, bytes | str]
+
+
+@dataclass
+class _Agent:
+    """One that was started: who it is; `line` and `address` if it has dialled in; `node` once it has a number."""
+
+    who: DialIn
+    line: Line | None = None
+    address: str = ""
+    node: int = -1
+
+
+@dataclass
+class Transport:
+    """Carries messages, each once and in their order. It judges no silence: presence and deadlines are the
+    controller's. Any thread may send; one receives."""
+
+    starter: OwnAgents
+    wanted: int | None = None  # so many nodes are waited for, for `seconds`; None: as many as `starter` starts
+    seconds: float = 120.0
+    expected: Sequence[str] = ()  # names of hosts, in the order in which nodes without an index are numbered
+    address: str = "127.0.0.1"  # "*" for all of this host
+    port: int = 0  # 0 for any
+    run: str = ""  # what a launcher calls this run
+    only_expected: bool = False  # others end at once, and well
+    missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
+    strangers: tuple[str, ...] = ()  # addresses of those with another secret
+    dialled: dict[int, DialIn] = field(default_factory=dict)  # the first message of each node
+    own: dict[int, int] = field(default_factory=dict)  # nodes whose agents `starter` sees, with their index
+    _agents: dict[bytes, _Agent] = field(default_factory=dict)  # that have dialled in, as ZeroMQ knows them
+    _nodes: list[_Agent] = field(default_factory=list)  # by their number, once all are there
+    _early: list[tuple[_Agent, bytes]] = field(default_factory=list)  # what came before that
+    _gone: set[int] = field(default_factory=set)
+    _unsent: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    _turned_away: set[str] = field(default_factory=set)  # addresses of those with the same secret and another run
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+
+    # ------------------------------------------------------------ the beginning
+
+    def start(self) -> Mapping[int, str]:
+        """Have agents started, and wait for them. The names of the nodes by number. Refused if the port is not free."""
+        self._listen()
+        started = self.starter.start(self.port)
+        wanted, until = self.wanted or len(started), time.monotonic() + self.seconds
+        while time.monotonic() < until:
+            indexes = {agent.who.index for agent in self._agents.values()}
+            died = self.starter.ended().keys() & {*self.starter.own} - indexes
+            if len(self._agents) + len(died) >= wanted:
+                break
+            self._poller.poll(int(1000 * BEAT_SECONDS))
+            self._early += self._take_in()
+            for agent in self._agents.values():
+                if agent.line:
+                    agent.line.send(BEAT)
+        names = self._number(started)
+        if len(self._agents) < wanted:
+            there = [*self._agents.values()]
+            known = {expected_as(agent.who.name, self.expected) for agent in there}
+            indexes = {agent.who.index for agent in there}
+            self.missing = tuple(name for name in self.expected if name not in known)
+            if not self.expected and None not in indexes:
+                self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
+            strangers = (self._turned_away | set(_peers(self.port))) - {agent.address for agent in there}
+            self.strangers = tuple(sorted(strangers))
+        return names
+
+    def _listen(self) -> None:
+        self._nodes_key = z85.decode(keys(self.starter.secret, "node", self.run)[0])
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.bind("inproc://zeromq.zap.01")  # where libzmq asks who may come in (RFC 27)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in OPTIONS.items():
+            self._socket.set(option, value)
+        self._socket.router_handover = 1  # an agent that connects again is the same one
+        self._socket.curve_server = 1
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys(self.starter.secret, "head", self.run)
+        try:
+            self._socket.bind(f"tcp://{self.address}:{self.port or '*'}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise Refused(
+                f"port {self.port} of this host is not free ({error.strerror}): --fleet-head HOST:PORT names another"
+            ) from None
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        for each in (self._gate, self._socket, self._bell):
+            self._poller.register(each, zmq.POLLIN)
+
+    def _number(self, started: Mapping[int, str]) -> dict[int, str]:
+        """By index, as they are expected, or by name; their names, with what tells hosts of one name apart."""
+        there = {agent.who.index for agent in self._agents.values()}
+        agents = [*self._agents.values()]
+        agents += [_Agent(DialIn(name, index)) for index, name in started.items() if index not in there]
+        place = {name: number for number, name in enumerate(self.expected)}
+
+        def key(agent: _Agent) -> tuple[object, ...]:
+            who = agent.who
+            known = place.get(expected_as(who.name, self.expected) or "", len(place))
+            return (who.index is None, who.index or 0, known, natural(who.name))
+
+        self._nodes = sorted(agents, key=key)
+        self.dialled = {node: agent.who for node, agent in enumerate(self._nodes) if agent.line}
+        hosts = Counter(agent.who.name for agent in agents)
+        places = Counter((agent.who.name, agent.address) for agent in agents)
+        names = {}
+        for node, agent in enumerate(self._nodes):
+            agent.node, index, name = node, agent.who.index, agent.who.name
+            if index is not None and index in self.starter.own:
+                self.own[node] = index
+            apart = agent.address if places[name, agent.address] == 1 else node + 1
+            names[node] = name if hosts[name] == 1 else f"{name} ({apart})"
+        return names
+
+    def _take_in(self) -> list[tuple[_Agent, bytes]]:
+        """The messages that have come, with who sent them; those that dial in are noted."""
+        while self._gate.poll(0):
+            version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
+            may = mechanism == b"CURVE" and credentials == [self._nodes_key]
+            self._turned_away |= set() if may else {_plain(address.decode())}
+            answer = (b"200", b"OK") if may else (b"400", b"another run")
+            self._gate.send_multipart((version, request, *answer, b"", b""))
+        found = []
+        with suppress(zmq.Again):
+            while True:
+                name = self._socket.recv(zmq.NOBLOCK)
+                if (known := self._agents.get(name)) is None:
+                    self._dialled_in(name, self._socket.recv(copy=False))
+                elif known.line and (message := known.line.take(self._socket.recv())) is not None:
+                    found.append((known, message))
+        return found
+
+    def _dialled_in(self, name: bytes, frame: zmq.Frame) -> None:
+        # To one that is not connected it is dropped, and comes again.
+        line = Line(lambda put: self._socket.send_multipart((name, put)))
+        with suppress(ValueError):  # else it is no agent
+            who = codec.unpacked(line.take(frame.bytes) or b"", DialIn)
+            doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
+            if self.only_expected and expected_as(who.name, self.expected) is None:
+                line.send(codec.packed(End(OVER)))
+            elif doubled:
+                line.send(codec.packed(End(f"another node has its number, {who.index}, too")))
+            elif self._nodes:
+                line.send(codec.packed(End("the run has begun without it")))
+            else:
+                self._agents[name] = _Agent(who, line, _plain(str(frame.get("Peer-Address"))))
+                line.send(BEAT)
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, node: int, message: bytes) -> None:
+        """Never blocks and never raises: that a node is gone shows in `receive`, or in its silence."""
+        self._unsent.append((node, message))
+        with suppress(BlockingIOError):  # it is awake by then
+            os.eventfd_write(self._bell, 1)
+
+    def receive(self, timeout: float) -> list[Event]:
+        """What has come from any node, as soon as anything has; [] after `timeout` seconds."""
+        if not self._early and not self._unsent:
+            self._poller.poll(int(1000 * max(0.0, timeout)))
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._unsent:
+            node, message = self._unsent.popleft()
+            if line := self._nodes[node].line:
+                line.send(message)
+        ended = self.starter.ended()  # asked first: what it sent before it ended comes before its end
+        events: list[Event] = [(agent.node, message) for agent, message in (*self._early, *self._take_in())]
+        self._early = []
+        for node, index in self.own.items():
+            if index in ended and node not in self._gone:
+                self._gone.add(node)
+                events.append((node, ended[index]))
+        return events
+
+    def close(self, timeout: float) -> dict[int, str]:
+        """Those of its own agents that could not be ended, and why."""
+        left = self.starter.close(timeout)
+        self._context.destroy(linger=0)
+        return {node: left[index] for node, index in self.own.items() if index in left}

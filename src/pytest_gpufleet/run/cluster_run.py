@@ -26,7 +26,7 @@ from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
 from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
-from pytest_gpufleet.nodes.transport import Transport
+from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
