@@ -3,6 +3,7 @@
 import queue
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
 
@@ -24,12 +25,9 @@ class FakeTransport:
     """`greeting`: the nodes that say Hello when they are started. `deaf`: those that do not end when they are told to.
     `now`: the clock."""
 
-    name = "fake"
-    secured = "loopback"
-    own = missing = strangers = ()
-
     def __init__(self, nodes=3, greeting=None, deaf=()):
-        self.own = self.names = {node: f"gf{node}" for node in range(nodes)}
+        self.names = {node: f"gf{node}" for node in range(nodes)}
+        self.starter = SimpleNamespace(own=(*self.names,))
         self.sent = []
         self.now = 0.0
         self._deaf = deaf

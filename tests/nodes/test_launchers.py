@@ -1,10 +1,7 @@
 """Which of the processes of all nodes this one is, by the variables that launchers set."""
 
-import os
 import shutil
 import socket
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -16,7 +13,8 @@ from pytest_gpufleet.nodes import agent_process, launchers
 from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.nodes.launchers import PORT, Task, find, starts_several
 from pytest_gpufleet.nodes.messages import DialIn
-from tests.conftest import KEPT
+from pytest_gpufleet.run.cluster_run import take_part, transport_for
+from pytest_gpufleet.run.settings import Options
 
 TORCHRUN = {"GROUP_RANK": "3", "GROUP_WORLD_SIZE": "16", "RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "gf0", "MASTER_PORT": "29500"}  # fmt: skip
@@ -94,15 +92,10 @@ def test_the_head_finds_an_address_that_is_not_loopback(monkeypatch):
     assert launchers.own_address("gf0", []) == "192.0.2.1"
 
 
-@pytest.mark.parametrize("index", ["0", "1"])
-def test_several_hosts_without_a_secret_are_refused_on_each_with_how_to_make_one(tmp_path, index):
-    (tmp_path / "test_a.py").write_text("def test_a(): pass")
-    command = [sys.executable, "-m", "pytest", "--rehearse=1", "--nodes=2", f"--fleet-index={index}"]
-    ended = subprocess.run(
-        [*command, "--fleet-head=127.0.0.1:1"], cwd=tmp_path, env={**KEPT, "PATH": os.environ["PATH"]},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (ended.returncode, "openssl rand -hex 32" in ended.stderr) == (4, True), ended.stderr
+@pytest.mark.parametrize(("index", "begin"), [(0, transport_for), (1, take_part)])
+def test_several_hosts_without_a_secret_are_refused_on_each_with_how_to_make_one(index, begin):
+    with pytest.raises(Refused, match="openssl rand -hex 32"):
+        begin(Options(rehearse=1, nodes=2, head="127.0.0.1:1", index=index))
 
 
 # ---------------------------------------------------------------- what makes an installation another one

@@ -190,7 +190,7 @@ class Cluster:
             self._over = True
         if self._thread.is_alive():
             self._thread.join(BEAT_SECONDS + JOIN_SECONDS)
-        unknown = self.names.keys() - self._gone - {*self.transport.own}
+        unknown = self.names.keys() - self._gone - {*self.transport.starter.own}
         left = self.transport.close(max(0.0, until - time.monotonic()))
         return {**dict.fromkeys(unknown, "nothing is heard of it"), **left}
 

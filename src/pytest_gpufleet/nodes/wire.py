@@ -218,7 +218,6 @@ class Transport:
     missing: tuple[str, ...] = ()  # who was waited for in vain, as far as anybody knows their names
     strangers: tuple[str, ...] = ()  # addresses of those with another secret
     dialled: dict[int, DialIn] = field(default_factory=dict)  # the first message of each node
-    own: dict[int, int] = field(default_factory=dict)  # nodes whose agents `starter` sees, with their index
     _agents: dict[bytes, _Agent] = field(default_factory=dict)  # that have dialled in, as ZeroMQ knows them
     _nodes: list[_Agent] = field(default_factory=list)  # by their number, once all are there
     _early: list[tuple[_Agent, bytes]] = field(default_factory=list)  # what came before that
@@ -297,9 +296,7 @@ class Transport:
         places = Counter((agent.who.name, agent.address) for agent in agents)
         names = {}
         for node, agent in enumerate(self._nodes):
-            agent.node, index, name = node, agent.who.index, agent.who.name
-            if index is not None and index in self.starter.own:
-                self.own[node] = index
+            agent.node, name = node, agent.who.name
             apart = agent.address if places[name, agent.address] == 1 else node + 1
             names[node] = name if hosts[name] == 1 else f"{name} ({apart})"
         return names
@@ -359,14 +356,12 @@ class Transport:
         ended = self.starter.ended()  # asked first: what it sent before it ended comes before its end
         events: list[Event] = [(agent.node, message) for agent, message in (*self._early, *self._take_in())]
         self._early = []
-        for node, index in self.own.items():
-            if index in ended and node not in self._gone:
-                self._gone.add(node)
-                events.append((node, ended[index]))
-        return events
+        newly = ended.keys() & {*self.starter.own} - self._gone  # whose index is the number of their node
+        self._gone |= newly
+        return events + [(node, ended[node]) for node in newly]
 
     def close(self, timeout: float) -> dict[int, str]:
         """Those of its own agents that could not be ended, and why."""
         left = self.starter.close(timeout)
         self._context.destroy(linger=0)
-        return {node: left[index] for node, index in self.own.items() if index in left}
+        return {node: why for node, why in left.items() if node in self.starter.own}

@@ -162,7 +162,7 @@ class ClusterRun(Run):
         self.ranks = ClusterRanks(self)
         self.alone = True
         self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
-        self._locked: set[int] = set()
+        self._locked = False  # the GPUs of all nodes that take part
 
     # ------------------------------------------------------------ who is there
 
@@ -263,7 +263,7 @@ class ClusterRun(Run):
         return [*lost, *super().check_health(check, failed)]
 
     def health_now(self, failed: bool) -> Iterator[Health]:
-        watched = self._locked & {*self.cluster.alive} if self.target.topology.gpus else set()
+        watched = self.cluster.alive if self._locked and self.target.topology.gpus else ()
         for node, health in self._answers(CheckHealth(failed), watched, "what got worse").items():
             faults, noticed = (
                 tuple(fault.changed(subjects=tuple(on_node(each, node) for each in fault.subjects)) for fault in found)
@@ -273,12 +273,12 @@ class ClusterRun(Run):
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own. Without nodes where others have one, or that do not answer."""
-        asked = dict.fromkeys({*self.cluster.alive} - self._locked, Lock())
-        found, silent = self.cluster.ask_each(asked, LOCK_SECONDS)
+        found, silent = self.cluster.ask_each(dict.fromkeys(self.cluster.alive, Lock()), LOCK_SECONDS)
         found |= {node: f"its GPUs could not be locked: {why}" for node, why in silent.items()}
-        self._locked |= {node for node, why_not in found.items() if not why_not}
-        for node in (found.keys() - self._locked) & {*self.cluster.alive}:  # the loss of others is on record
-            self._give_up(node, found[node])
+        for node in {*self.cluster.alive} & found.keys():  # the loss of others is on record
+            if found[node]:
+                self._give_up(node, found[node])
+        self._locked = True
 
     # ------------------------------------------------------------ one after the other
 
