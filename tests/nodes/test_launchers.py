@@ -52,7 +52,7 @@ def test_the_task_of_each_launcher(environment, head, task):
 
 
 def test_an_index_that_is_given_counts_more_and_the_first_pod_is_found_by_the_name_of_this_one():
-    assert find(OPEN_MPI, "gf0", 0).is_head
+    assert find(OPEN_MPI, "gf0", 0).index == 0
     assert find({}, "192.0.2.1", 5).index == 5
     names = {"job-3.fleet.ns.svc": "job-0.fleet.ns.svc", "a-b-3.c": "a-b-0.c", "job-3": "", "worker-7.cluster": ""}
     assert {name: launchers._first_pod(POD, lambda name=name: name) for name in names} == names

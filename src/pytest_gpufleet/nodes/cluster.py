@@ -79,8 +79,8 @@ class Cluster:
         self.names = self.transport.start()
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: not self._starting, timeout)
-            for node in self._starting:
+            self._changed.wait_for(lambda: not self.names.keys() - self.hellos.keys() - self.lost.keys(), timeout)
+            for node in self.names.keys() - self.hellos.keys():
                 self._lose(node, f"its agent has not started within {timeout:g} s")
 
     # ------------------------------------------------------------ who is there
@@ -92,11 +92,6 @@ class Cluster:
     def alive(self) -> tuple[int, ...]:
         """The nodes that take part and have said Hello."""
         return tuple(sorted(filter(self.takes_part, self.hellos)))
-
-    @property
-    def _starting(self) -> set[int]:
-        """Those of which nothing is known yet."""
-        return self.names.keys() - self.hellos.keys() - self.lost.keys()
 
     @property
     def _listening(self) -> set[int]:

@@ -70,10 +70,6 @@ class Task:
     hosts: tuple[str, ...] = ()  # the names of all nodes, where they are known
     run: str = ""
 
-    @property
-    def is_head(self) -> bool:
-        return self.index == 0
-
 
 def find(environment: Environment, head: str | None = None, index: int | None = None) -> Task | None:
     """The task that this process is; None if no launcher has started it as one of several. `head` and `index`: what

@@ -51,7 +51,7 @@ def settings_for(options: Options) -> AgentSettings:
 def take_part(options: Options) -> None:
     """Where a launcher has started this process on another node than the head's: be its agent, and do not come back."""
     task = _task(options)
-    if task is not None and not task.is_head:
+    if task is not None and task.index != 0:  # that of the head
         place = f"[{task.head}]" if ":" in task.head else task.head
         own = {"index": task.index, "name": task.own_name, "run": task.run}
         reached = {"head": f"{place}:{task.port}", "towards": task.head}
@@ -157,6 +157,8 @@ GATHER_SECONDS = 0.1  # for what hundreds of nodes say, before all of them are l
 class ClusterRun(Run):
     """`alone`: the nodes' own runs go on."""
 
+    health = None  # type: ignore[assignment]  # each node has its own
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
@@ -188,10 +190,6 @@ class ClusterRun(Run):
         runs = NodeRuns(self.cluster, self.folder)
         self.open_things.callback(runs.close)
         return runs
-
-    @property
-    def health(self) -> None:
-        return None
 
     def cluster_header(self, header: RunHeader) -> RunHeader:
         hellos, transport = self.cluster.hellos, self.cluster.transport

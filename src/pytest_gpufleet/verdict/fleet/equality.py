@@ -42,12 +42,10 @@ OF_PROCESSORS = {
 # Of network ports at the highest rate: one of an MTU of 9000 sends what another one of 1500 drops, and jobs name the
 # rest alike on all nodes (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_IB_GID_INDEX, NCCL_IB_PKEY).
 OF_PORTS = {
-    "rate": ("rate", "network_port_unlike_others"),
-    "MTU": ("mtu", "mtu_mismatch"),
-    "network interface": ("interface", "port_set_up_otherwise"),
-    "GID index": ("gid_index", "port_set_up_otherwise"),
+    "rate": ("rate", "network_port_unlike_others"), "MTU": ("mtu", "mtu_mismatch"),
+    "network interface": ("interface", "port_set_up_otherwise"), "GID index": ("gid_index", "port_set_up_otherwise"),
     "partitions (PKeys)": ("pkeys", "port_set_up_otherwise"),
-}
+}  # fmt: skip
 # Variables whose values name what is on one host.
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
 MOST_NAMES = 4  # of hosts that have the same value
@@ -174,18 +172,13 @@ def _machine(record: Record) -> dict[str, str]:
     steering = ((name, value) for name, value in environment.items() if name not in OF_ONE_HOST)
     variables: dict[str, str] = {_variable(name): value for name, value in steering}
     return {
-        "GPU model": models(record),
-        "number of GPUs": str(len(topology.gpus)),
-        "fabric": topology.fabric,
+        "GPU model": models(record), "number of GPUs": str(len(topology.gpus)), "fabric": topology.fabric,
         **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},
-        "Python": record.run.python or UNKNOWN,
-        **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
+        "Python": record.run.python or UNKNOWN, **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
         **{what: _text(getattr(setup, fact, None)) for what, fact in OF_PROCESSORS.items()},
-        "network ports": adapters,
-        "IOMMU of the GPUs": iommu,
-        "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)),
-        **variables,
-    }
+        "network ports": adapters, "IOMMU of the GPUs": iommu,
+        "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)), **variables,
+    }  # fmt: skip
 
 
 @cache

@@ -35,19 +35,13 @@ UNTESTED = Said(", beside another process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
 WORDS: dict[GapKind, str] = {
-    "lost": "lost",
-    "missing": "expected and without a run that counts",
-    "unexpected": "there, but not expected",
-    "unusable": "with a folder that cannot be used",
-    "rehearsal": "with a rehearsal on CPU ranks",
-    "left out": "left out of the checks between nodes",
-    "unfinished": "whose own run has no verdict",
-    "not here": "whose evidence could not be brought here",
-    "incomplete": "INCOMPLETE",
-    "one name": "whose name two machines have",
-    "one GPU": "whose GPU is on another host too",
+    "lost": "lost", "missing": "expected and without a run that counts", "unexpected": "there, but not expected",
+    "unusable": "with a folder that cannot be used", "rehearsal": "with a rehearsal on CPU ranks",
+    "left out": "left out of the checks between nodes", "unfinished": "whose own run has no verdict",
+    "not here": "whose evidence could not be brought here", "incomplete": "INCOMPLETE",
+    "one name": "whose name two machines have", "one GPU": "whose GPU is on another host too",
     "run otherwise": "whose runs differ",
-}
+}  # fmt: skip
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
 
 

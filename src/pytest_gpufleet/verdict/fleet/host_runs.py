@@ -208,21 +208,14 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
     checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
     topology = common.topology(record.topology)
     return replace(
-        record,
-        run=msgspec.structs.replace(record.run, host=host or record.run.host),
-        manifest=common(record.suite, "suite"),
-        topology=topology,
-        topologies=dict.fromkeys(record.topologies, topology),
+        record, run=msgspec.structs.replace(record.run, host=host or record.run.host),
+        manifest=common(record.suite, "suite"), topology=topology,
+        topologies=dict.fromkeys(record.topologies, topology), telemetry=[], losses=[], spans=[], _begun={},
         machines={node: common.machine(found) for node, found in record.machines.items()},
-        telemetry=[],
-        losses=[],
-        spans=[],
-        _begun={},
-        started=[*map(common, record.started)],
+        started=[*map(common, record.started)], findings=[*map(common.finding, record.findings)],
         checks={check.id: check for check in checks},  # by names that are common, too
         fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
-        findings=[*map(common.finding, record.findings)],
-    )
+    )  # fmt: skip
 
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
