@@ -157,7 +157,7 @@ GATHER_SECONDS = 0.1  # for what hundreds of nodes say, before all of them are l
 class ClusterRun(Run):
     """`alone`: the nodes' own runs go on."""
 
-    health = None  # type: ignore[assignment]  # each node has its own
+    health = None  # each node has its own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
