@@ -194,12 +194,8 @@ class Finding:
 
 
 MEAN_OF, MEAN_OF_ONE = "what {machines} machines reach", "what one machine reached"
-BELOW = (
-    "{place} is {share} % below {others}; healthy ones differ by {sd} % ({seen}); this run makes {count} such "
-    "comparisons, so the line is at {line} %"
-)
-ABOVE = (
-    "{place} is {share} % above {others}; healthy ones differ by {sd} % ({seen}); this run makes {count} such "
+OFF = (
+    "{place} is {share} % {side} {others}; healthy ones differ by {sd} % ({seen}); this run makes {count} such "
     "comparisons, so the line is at {line} %"
 )
 
@@ -208,8 +204,9 @@ def _words(place: str, share: float, others: Said, noise: Noise, line: float, hi
     seen = Said("{gpus} GPUs, {machines} machines", gpus=noise.gpus, machines=noise.machines)
     seen = seen if noise.gpus else Said("{machines} machines", machines=noise.machines)
     return Said(
-        ABOVE if higher else BELOW, place=place, share=f"{100 * share:.1f}", others=others, line=f"{100 * line:.1f}",
-        sd=f"{100 * noise.sd:.2g}", seen=seen if noise.machines else Said("a default"), count=noise.comparisons,
+        OFF, place=place, share=f"{100 * share:.1f}", side=Said("above" if higher else "below"), others=others,
+        line=f"{100 * line:.1f}", sd=f"{100 * noise.sd:.2g}", seen=seen if noise.machines else Said("a default"),
+        count=noise.comparisons,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def _count_or_word(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-_COUNT = "0*[1-9][0-9]*"
+_COUNT = "0*[1-9][0-9]{0,8}"
 whole_number = _reader(_COUNT, int, "is not a whole number, 1 or more")
 rank_count = _reader(_COUNT, int, "is not a number of CPU ranks (1 or more), as in --rehearse=4")
 index = _reader(f"0|{_COUNT}", int, "is not the number of a node, 0 or more")
