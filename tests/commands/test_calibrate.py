@@ -111,6 +111,7 @@ def test_shipped_limits_stay_what_they_are_unless_replacing_them_is_asked_for(tm
     def limits_of(folder, *options):
         written = calibrated(folder, *options)
         assert (written.match, written.base) == ((runs.H200,), shipped)
+        assert {row.metric for row in written.spreads} <= {limit.metric for limit in written.limits}
         return [limit.metric for limit in written.limits]
 
     def fast(by):

@@ -108,9 +108,11 @@ def calibrate(
     model, sources = models(next(iter(runs.values()))), _sources(runs.values())
     base = for_gpu(model)
     made = [(one, limit) for one in known if (limit := _limit(one, *sources))]
-    spreads = [one.seen(*sources[:2]) for one, limit in made if limit.reference]
-    before = base or of_every_gpu()
-    here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(spreads))
+    before, seen = (
+        base or of_every_gpu(),
+        {one.figure: one.seen(*sources[:2]) for one, limit in made if limit.reference},
+    )
+    here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(seen.values()))
     new = [(one, limit) for one, limit in made if not _stands(before, here, limit, one, replace_shipped)]
     if not new:
         sharper = "none of them is weaker" if replace_shipped else "--replace-shipped replaces those that are weaker"
@@ -122,6 +124,8 @@ def calibrate(
         of = f"of {count} machine{'s' * (count > 1)}"
         lines.append(f"{of}: mostly default spread. Take {FEWEST_MACHINES} machines at least, better ten")
     own = [one.figure.metric for one, _ in new if one.figure.name not in MEASURED_UNDER]
+    # Of shipped limits that stay the spreads stay too, from which their lines follow.
+    spreads = [seen[one.figure] for one, _ in new if one.figure in seen]
     return _text(base, model, [limit for _, limit in new], spreads, own, runs, sums), lines
 
 
@@ -160,7 +164,7 @@ def _machines(runs: Mapping[str, Record]) -> dict[str, str]:
     gpus: dict[str, set[str]] = {}
     found = {}
     for name, record in runs.items():
-        ids = {gpu.lasting_id for gpu in record.topology.gpus}
+        ids = {gpu.lasting_id for gpu in record.topology.gpus} - {""}
         found[name] = next((machine for machine, known in gpus.items() if known & ids), name)
         gpus.setdefault(found[name], set()).update(ids)
     return found
