@@ -207,20 +207,6 @@ def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_py
     assert "say what the acceptance suite is to run on: --gpus N, --gpus all or --rehearse" in run.text
 
 
-STRANGER = "processes={1: [SimpleNamespace(pid=1 << 30, usedGpuMemory=2 << 30)]}"
-
-
-def test_inventory_of_a_described_machine(described):
-    machine = f"FakeNvml(Card(0), Card(1), Card(2, name='Other'), {STRANGER})"
-    run = described(machine, "--gpus=8", "-k", "gpu_count or alike or foreign")
-    failed = {name: run.check(name).message for name, outcome in run.outcomes.items() if outcome == "failed"}
-    assert failed.keys() == {"test_gpu_count", "test_gpus_are_alike[name]", "test_no_foreign_process"}, run.text
-    assert "3 of 8 GPUs are here" in failed["test_gpu_count"]
-    assert "serial 1654324002" in failed["test_gpus_are_alike[name]"]
-    assert "process 1073741824 (of another container or user), 2.0 GiB" in failed["test_no_foreign_process"]
-    assert (run.record.verdict, run.status) == ("REJECTED", 1)
-
-
 @pytest.mark.parametrize(("options", "verdict", "status"), [
     (["--gpus=8"], "REJECTED", 1),
     (["--gpus=auto", "-q"], "REJECTED", 1),

@@ -163,11 +163,13 @@ def test_a_process_may_have_any_name(read, name, shown):
         comm.write(name)
         try:
             process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)
-            (gpu,) = read(plain(1, processes={0: [process]})).gpus
+            stranger = SimpleNamespace(pid=1 << 30, usedGpuMemory=2 << 30)
+            (gpu,) = read(plain(1, processes={0: [process, stranger]})).gpus
             fabric_manager = host.read()["fabric_manager"]
         finally:
             comm.write(before)
-    assert gpu.processes == (f"process {os.getpid()} ({shown})",)
+    other = f"process {1 << 30} (of another container or user), 2.0 GiB"
+    assert gpu.processes == (f"process {os.getpid()} ({shown})", other)
     assert fabric_manager is not None  # for which all processes of the host are looked at
 
 
