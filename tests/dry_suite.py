@@ -82,10 +82,11 @@ def in_rack(gpu, node):
 
 
 def of_all(rank, values):
-    """What all ranks of a group would say that this one says: of their domains each its own."""
-    *alike, domain = values
+    """What all ranks of a group would say that this one says: of their nodes and domains each its own."""
+    _, *alike, domain = values
     (members,) = rank._groups
-    return [[*alike, float(bool(domain)) * (1 + member // rank.local_size // TRAYS)] for member in members]
+    nodes = [member // rank.local_size for member in members]
+    return [[node, *alike, float(bool(domain)) * (1 + node // TRAYS)] for node in nodes]
 
 
 # What stands in for work on GPUs, by the module that calls it.
@@ -125,7 +126,7 @@ WORK = [
     (inference, {"Decoder": giving(SimpleNamespace(begin=nothing, nbytes=1)), "_unlike_others": giving([])}),
     (inference, {"_timed": giving((SAMPLES, [])), "everyones": lambda rank, values: [values]}),
     (inference, {"Watch": giving(nullcontext(WATCHED))}),
-    (between_nodes, {"everyones": of_all}),
+    (between_nodes, {"everyones": alike}),
     (speed, {"everyones": of_all}),
     (torch.cuda.nccl, {"version": giving((2, 28, 9))}),
     (between_nodes.network_ports, {"any_active": giving(True)}),

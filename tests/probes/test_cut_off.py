@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 import pytest
@@ -12,6 +11,7 @@ from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes.search import nodes as search
 from pytest_gpufleet.probes.search.nodes import MOST_PAIRS, hanging, who_hangs, who_is_cut_off
 from pytest_gpufleet.world.failure import RankFailure, RankReport
+from tests.probes.test_node_culprit import Fabric
 
 HOSTS = {node: f"gf{node}" for node in range(600)}
 
@@ -20,25 +20,20 @@ def node(number):
     return Place(number, "node")
 
 
-@dataclass
-class Network:
+class Network(Fabric):
     """`cut`: nodes that reach nobody; `pairs`: those that do not reach each other; `rack`: nodes that reach but each
     other. As `world` of one rank a node it hangs with these. `raising`: of what hangs, one rank raises instead."""
 
-    n: int
-    cut: tuple[int, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
-    rack: tuple[int, ...] = ()
-    raising: bool = False
-    calls: int = 0
-    gpus = ()
-    hosts = HOSTS
-    said: list[str] = field(default_factory=list)
+    gpus, hosts = (), HOSTS
+
+    def __init__(self, n, cut=(), pairs=(), rack=(), raising=False):
+        racks = [rack, {*range(n)} - {*rack}]
+        super().__init__(n, dict.fromkeys(cut, 0.0), dict.fromkeys(pairs, 0.0), racks, between=0.0 if rack else 1.0)
+        self.raising, self.said = raising, []
+        self.places = [Place(number, "cpu", 0) for number in range(n)]
 
     def works(self, group):
-        apart = 0 < len({*group} & {*self.rack}) < len(group)
-        hit = any(pair in self.pairs for pair in combinations(sorted(group), 2))
-        return len(group) < 2 or not (apart or hit or {*group} & {*self.cut})
+        return len(group) < 2 or self.reaches(group) > 0
 
     def reached(self, pairs):
         self.calls += 1
@@ -47,10 +42,6 @@ class Network:
     def hangs(self, group):
         self.calls += 1
         return not self.works(group)
-
-    @property
-    def places(self):
-        return [Place(number, "cpu", 0) for number in range(self.n)]
 
     def each(self, groups, function, nbytes, timeout):
         assert nbytes.on(self) == MiB

@@ -76,21 +76,23 @@ MNNVL = "NCCL_MNNVL_ENABLE"  # NCCL's manual: 0 leaves NVLinks to other nodes ou
 
 
 def network_conditions(rank: Rank) -> dict[str, Condition]:
-    """Of GPUs of several nodes, which all call it: version (22809 is 2.28.9, as in nccl.h) and algorithm of NCCL where
-    all have the same; whether all are in one NVLink domain, where any is in one. What the network can do is known to
-    the run."""
+    """Of GPUs of several nodes: version (22809 is 2.28.9, as in nccl.h) and algorithm of NCCL where all have the same;
+    whether all are in one NVLink domain, where any is in one. What the network can do is known to the run."""
     if rank.device.type != "cuda":
         return {}
     major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
     asked, mnnvl = steering().get("NCCL_ALGO", "").lower(), steering().get(MNNVL)
     domain = rank.gpu.domain if rank.gpu and not (mnnvl and c_number(mnnvl) == 0) else None
     mine = [
+        rank.node,
         10_000 * major + 100 * minor + patch,
         ALGORITHMS.index(asked) if asked in ALGORITHMS else -1,
         zlib.crc32(repr(domain).encode()) if domain else 0,
     ]
-    versions, algorithms, domains = map(set, zip(*everyones(rank, mine), strict=True))
+    nodes, versions, algorithms, domains = map(set, zip(*everyones(rank, mine), strict=True))
     found: dict[str, Condition] = {}
+    if len(nodes) == 1:
+        return found
     if len(versions) == 1:
         found["nccl"] = int(*versions)
     if len(algorithms) == 1 and algorithms != {-1}:
@@ -120,8 +122,7 @@ def _timed(
     conditions: dict[str, Condition] = {
         "collective": name, "bytes": max(nbytes, 4 * n) if collective.in_parts else nbytes,
         "dtype": "float32", "ranks": n, "in_place": collective.timed_in_place if in_place is None else in_place,
-        "nvls": nvls(rank.device), **({"method": method} if moved <= SMALL else {}),
-        **(network_conditions(rank) if rank.size > rank.local_size else {}),
+        "nvls": nvls(rank.device), **({"method": method} if moved <= SMALL else {}), **network_conditions(rank),
     }  # fmt: skip
     figures = tuple(figure(each, moved) for each in took.seconds)
     details: dict[str, Condition] = {"iterations": took.iterations, "runs": took.runs}
