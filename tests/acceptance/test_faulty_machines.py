@@ -516,6 +516,7 @@ AFTER = [
     (then(), LINKS, 1, set_gpu(2, nvlink_errors={"symbol": [0] * 18}), "replay errors are counted on 0 NVLinks"),
     (then(), LINKS, 1, counted("replay", 1, 0), "NVLink 0 had 1 replay errors"),
     (then(), LINKS, 1, counted("crc_data", 10**6), "crc_data errors in "),
+    (counted("replay", 9, 0), LINKS, 1, counted("replay", -8, 0), "NVLink 0 had 1 replay errors"),  # after a reset
     (then(), LINKS, 1, then(), ""),
     (then(), LINKS, 1, counted("crc_data", 1), ""),  # an error in the data of each link, which it corrected
     (blackwell, LINKS, 1, then(), ""),
@@ -534,6 +535,7 @@ AFTER = [
     (then(), RARE, 5, set_gpu(2, ecc_corrected=LOST), "GPU is lost"),
     (then(), REPLAYS, 1, set_gpu(2, pcie_replays=30), ""),  # healthy in a minute on 16 lanes of generation 5
     (then(), REPLAYS, 1, set_gpu(2, pcie_replays=150), "150 PCIe replays in 60 s, a healthy link has at most 31"),
+    (set_gpu(2, pcie_replays=500), REPLAYS, 1, set_gpu(2, pcie_replays=150), "150 PCIe replays in 60 s"),
     (then(), REPLAYS, 1, set_gpu(2, pcie_replays=LOST), "pcie_replays cannot be read (NVML: GPU is lost)"),
 ]
 

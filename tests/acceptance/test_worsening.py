@@ -48,6 +48,13 @@ def set_to(**facts):
     return lambda machine: machine.facts.update(facts)
 
 
+def counting_anew(machine):
+    """As after a reset of the GPU."""
+    machine.facts["ecc_uncorrected_volatile"] = 3
+    machine.guard.check()
+    machine.facts["ecc_uncorrected_volatile"] = 1
+
+
 def slowed(**spent):
     """By the driver's counters, in nanoseconds: between two samples of telemetry."""
     return lambda machine: machine.facts.update(slowdown_ns={**machine.facts["slowdown_ns"], **spent})
@@ -68,6 +75,8 @@ GPU_2, NODE = ["gpu2"], ["node"]
 WORSE = {
     "an uncorrectable error": (
         set_to(ecc_uncorrected_volatile=1), "ecc_uncorrected", GPU_2, "ecc_uncorrected_volatile was 0, is 1"),
+    "a counter that began anew": (
+        counting_anew, "ecc_uncorrected", GPU_2, "ecc_uncorrected_volatile was 3, is 1"),
     "nothing": (lambda machine: None, "", [], ""),
     "heat between two samples": (
         slowed(hw_thermal=12_000_000), "thermal_slowdown", GPU_2, "hw thermal slowdown for 0.012 s (clock event 0x40)"),
@@ -110,6 +119,7 @@ def described(health):
 @pytest.mark.parametrize("what", WORSE)
 def test_what_gets_worse_is_a_fault_of_the_check_in_which_it_did(machine, what):
     happens, code, places, words = WORSE[what]
+
     happens(machine)
     health = machine.guard.check()
     assert described(health) == ([(code, places)] if code else [])

@@ -14,7 +14,7 @@ from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.kernel_log import OF_CRASHES, OF_PROCESSES
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.pcie import REPLAYS
-from pytest_gpufleet.machine.tools import grown
+from pytest_gpufleet.machine.tools import grown, since
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.measurement import Sample
@@ -125,7 +125,7 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
             # Of remapped rows [corrected, uncorrected, pending, failed]: correctable ones are shown, not judged.
             pairs = zip(then[1:], now[1:], strict=True) if counter == "remapped_rows" else [(then, now)]
             allowed = replays_allowed(after, minutes) if counter == "pcie_replays" else 0
-            if any(new - old > allowed for old, new in pairs):
+            if any(since(old, new) > allowed for old, new in pairs):
                 problems.append(gpu_fault(WORSE[counter], after, f"{counter} was {then}, is {now}"))
     return problems
 
@@ -213,7 +213,7 @@ def corrected_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
 
 def corrected_rows(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
     """Rows of memory that were remapped for errors that were still corrected: one in a run is normal."""
-    more = now["remapped_rows"][0] - before["remapped_rows"][0]
+    more = since(before["remapped_rows"][0], now["remapped_rows"][0])
     what = f"{more} rows were remapped for corrected errors in {seconds:.0f} s, at most {CORRECTED_ROWS} are normal"
     return [gpu_fault("many_corrected_errors", before, what)] if more > CORRECTED_ROWS else []
 
@@ -278,13 +278,13 @@ def link_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
             if old is None or new is None:
                 if old is not new:
                     what.append(f"{kind} errors of NVLink {link} were {old} and are {new}: they cannot always be read")
-            elif new - old > allowed:
-                what.append(f"NVLink {link} had {new - old} {kind} errors in {seconds:.0f} s")
+            elif since(old, new) > allowed:
+                what.append(f"NVLink {link} had {since(old, new)} {kind} errors in {seconds:.0f} s")
     return [gpu_fault("nvlink_errors", before, each) for each in what]
 
 
 def pcie_errors(before: Gpu, now: Gpu, seconds: float) -> list[Fault]:
-    grown, allowed = now["pcie_replays"] - before["pcie_replays"], replays_allowed(before, seconds / 60)
+    grown, allowed = since(before["pcie_replays"], now["pcie_replays"]), replays_allowed(before, seconds / 60)
     what = f"{grown} PCIe replays in {seconds:.0f} s, a healthy link has at most {allowed:.0f}"
     return [gpu_fault("pcie_replays", before, what)] if grown > allowed else []
 

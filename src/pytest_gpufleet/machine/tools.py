@@ -210,14 +210,15 @@ def why_missing(root: Path, virtual: str, why: str, remedy: str = "") -> Absent 
     return Absent(virtual) if is_virtual(root) else unreadable_here(root, why, remedy)
 
 
+def since(then: int, now: int) -> int:
+    """What a counter has counted. One that began anew, as after a reset, has counted what it shows."""
+    return now - then if now >= then else now
+
+
 def grown(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> dict[str, int]:
-    """Of counters that could be read both times. One that began anew, as after a reset, has counted what it shows."""
-    both = {name: (then, now.get(name)) for name, then in before.items()}
-    return {
-        name: count - then if count >= then else count
-        for name, (then, count) in both.items()
-        if then is not None and count is not None
-    }
+    """Of counters that could be read both times."""
+    both = ((name, then, now.get(name)) for name, then in before.items())
+    return {name: since(then, count) for name, then, count in both if then is not None and count is not None}
 
 
 CGROUP = Path("/sys/fs/cgroup")
