@@ -1,5 +1,4 @@
-"""What checks assert: facts by expect(); figures by judge(), which records and returns, and what was missed fails the
-test at its end. And what they ask: a machine as it was when the run began, and what it answers now."""
+"""What checks assert: facts by expect(), measurements by judge(); and the machine that they ask."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ def require_any(gpus: Sequence[Gpu], fact: str) -> None:
 
 
 def require_readable(gpus: Sequence[Gpu], facts: Collection[str] = tuple(COUNTERS)) -> None:
-    """End the check as not judged, which makes a verdict INCOMPLETE, if facts that a GPU has by its model cannot be
-    read; by default its counters of errors."""
+    """End the check as not judged if facts that a GPU has by its model cannot be read; by default error counters."""
     if lines := unreadable_by_model(gpus, facts):
         not_judged("\n".join(lines))
 
@@ -116,8 +114,7 @@ def require_answers(silent: Iterable[str | None]) -> None:
 
 
 def ports_in_use(machine: Machine) -> list[network_ports.Port]:
-    """The InfiniBand and RoCE ports of the host, of which at least one is active; ends the check as not applicable if
-    none is."""
+    """The InfiniBand and RoCE ports of the host; ends the check as not applicable if none is active."""
     if not (ports := of_host(machine.host.get, network_ports.NETWORK_PORTS)):
         not_applicable("this system has no InfiniBand or RoCE port")
     if not network_ports.active(ports):
@@ -258,8 +255,7 @@ class LiveMachine(Machine):
         return self._left_out.get(fact) or self._run.host_now(fact)
 
     def before(self, fact: str) -> Any:
-        """The same when the run began. What is read on request: as `now` gave it first in this run, and in the one that
-        it goes on with (--fleet-resume) if there is one."""
+        """The same when the run began; what is read on request as `now` gave it first, also before a resume."""
         gpus = self.gpus
         if fact in NAMES:
             return [gpu[fact] for gpu in gpus]

@@ -1,5 +1,4 @@
-"""What this plugin keeps in the stashes of pytest, and what it takes from pytest and its plugins beyond their public
-names; a test holds each in place."""
+"""What this plugin keeps in stashes of pytest, and takes from pytest beyond public names; each has a test."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def terminal(config: pytest.Config) -> TextIO | None:
 
 
 def show_failures_once(config: pytest.Config, shown_elsewhere: Callable[[str], bool]) -> None:
-    """No summary in a line each, unless -r asks for one; and without -v no story of those that are `shown_elsewhere`,
-    by their node ids."""
+    """No summary of a line each, unless -r asks for it; without -v no story of those that are `shown_elsewhere`."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is None:
         return

@@ -1,7 +1,4 @@
-"""What tests are given: the fixtures of pytest-gpufleet, and the ranks behind them.
-
-Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
-"""
+"""The fixtures of pytest-gpufleet. Loaded in every pytest run, so what is heavy is imported when it is used."""
 
 from __future__ import annotations
 
@@ -149,8 +146,7 @@ def record_fingerprints(request: pytest.FixtureRequest) -> Callable[[Sequence[ev
 
 @pytest.fixture
 def record_transport(request: pytest.FixtureRequest) -> Callable[[NcclLog, int], None]:
-    """record_transport(log, ranks): what NCCL did between all these ranks. Measurements from here on have the condition
-    nvls as the log says."""
+    """record_transport(log, ranks): what NCCL did between these ranks; later measurements have its condition nvls."""
     run, check = request.config.stash[RUN], request.node.nodeid
     return lambda log, ranks: run.record(events.TransportRead(check=check, ranks=ranks, nvls=log.nvls, log=log))
 
@@ -164,9 +160,8 @@ def notice(request: pytest.FixtureRequest) -> Callable[[Iterable[Fault]], None]:
 
 @pytest.fixture
 def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
-    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in and --fleet-corruption-bound say,
-    and gives its measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU
-    gets worse."""
+    """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in and --fleet-corruption-bound say.
+    It gives its measurements. A wrong bit, or health of a GPU that gets worse, ends it with an error."""
     run = request.config.stash[RUN]
     bound = run.options.bound or 0.0
 
@@ -180,7 +175,7 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
 @pytest.fixture
 def power_steps(request: pytest.FixtureRequest) -> Callable[[World], list[Measurement]]:
     """power_steps(world) takes all ranks from idle to full load and back together, at 0.1 to 10 Hz, and gives its
-    measurements. It ends with an error as soon as a result is wrong in one bit or the health of a GPU gets worse."""
+    measurements. It ends as burn_in does."""
     return lambda world: endurance.power_steps(world, _after_turn(request.node, endurance.steps_seconds(world)))
 
 

@@ -1,5 +1,4 @@
-"""Who hears of findings, of faults and of the verdict: junit.xml, the textfile of Prometheus, and conftest files and
-plugins by the hooks below."""
+"""Who hears of findings, faults and the verdict: junit.xml, Prometheus' textfile, and plugins by the hooks below."""
 
 from __future__ import annotations
 

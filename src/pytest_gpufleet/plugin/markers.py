@@ -61,8 +61,7 @@ def uses_ranks(item: pytest.Item) -> bool:
 
 
 def is_between_nodes(item: pytest.Item) -> bool:
-    """Whether a test is about several nodes together. All others are about one, and in a run on many each node runs
-    them by itself."""
+    """Whether a test is about several nodes together; all others each node runs by itself."""
     return any(marker.kwargs.get("nodes", 1) > 1 for marker in item.iter_markers("needs"))
 
 

@@ -1,5 +1,4 @@
-"""The settings of a run, read out of pytest: the command line, and where that says nothing an ini file. What options
-there are is in run/settings."""
+"""The settings of a run (run/settings) as pytest has them: of the command line, else of an ini file."""
 
 import argparse
 import os

@@ -1,7 +1,4 @@
-"""Options, markers and hooks of pytest-gpufleet: wiring. The fixtures are in `fixtures`.
-
-Loaded in every pytest run of an environment, so nothing heavy is imported before it is used.
-"""
+"""Options, markers and hooks of pytest-gpufleet. Loaded in every pytest run, so what is heavy is imported late."""
 
 import gc
 import math

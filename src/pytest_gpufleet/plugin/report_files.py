@@ -158,8 +158,7 @@ def keep(item: pytest.Item, report: pytest.TestReport, error: BaseException | No
 
 
 def _finished(item: pytest.Item, phases: Phases) -> Check:
-    """Of what was raised nothing is kept but text: the frames of a traceback hold all that the test had. One that
-    another plugin runs again is what it was at its worst."""
+    """Of what was raised only text is kept. A test that another plugin runs again is what it was at its worst."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
     outcome, message = _outcome(phases)
     seconds = sum(report.duration for report, _ in phases)

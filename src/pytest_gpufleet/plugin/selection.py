@@ -33,8 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_asked_for(item: pytest.Item, run: Run) -> bool:
-    """What belongs to this level, on one machine is about one machine, and of one that comes back from repair is
-    required. The rest is not missing."""
+    """Whether it would be missing: what its level has, on one machine about one machine, or a repair requires."""
     options, returns = run.options, run.evidence.record.returns if run.evidence else None
     if returns and suite.shipped().contains(item.nodeid):
         return levels.check_name(item.nodeid) in returns.required

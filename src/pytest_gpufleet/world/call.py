@@ -64,10 +64,8 @@ START = 0  # the call that a rank answers when it is ready: nobody has sent it
 @dataclass(frozen=True)
 class Call:
     """Run `work`, a packed (function, args, kwargs), on disjoint groups of ranks at the same time, with or without the
-    process group of each. `nodes`: of each of these ranks, group by group.
-
-    `number`: no other call of this world has it, and its answers bear it. `test`: no other test of this session has it.
-    """
+    process group of each. `nodes`: of each of these ranks, group by group. `number`: of this call
+    alone in its world; its answers bear it. `test`: no other test of this session has it."""
 
     name: str
     groups: tuple[Members, ...]
@@ -160,9 +158,8 @@ def ship_by_value(module: ModuleType) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank answers. Plain data: an exception itself often cannot be pickled. `kind`: "returned", "raised" or one
-    of ENDINGS. `call` is the number of the call that it answers, `result` what was returned, packed, `phase` the one in
-    which it was raised, `seconds` how long the call took on this rank, `losses` those of its trainings."""
+    """What a rank answers, as plain data: an exception often cannot be pickled. `kind`: "returned", "raised" or one
+    of ENDINGS. `call`: its number. `result`: packed. `phase`: in which it was raised. `seconds`: how long it took."""
 
     kind: str
     call: int
@@ -192,12 +189,9 @@ class Death(msgspec.Struct, frozen=True, tag_field="is", tag="died"):
 
 @dataclass(frozen=True)
 class Trace:
-    """What can be seen of a rank from outside, be it alive, stuck or dead.
-
-    It is in `phase` for `seconds`. `stack`: of all its Python threads, or as a fatal signal found it. `output`: the end
-    of what it printed. `recorder`: torch's flight recorder, as JSON. `state`: what is unusual about its process,
-    "(stopped by a signal)".
-    """
+    """What can be seen of a rank from outside, be it alive, stuck or dead. It is in `phase` for `seconds`. `stack`: of
+    its Python threads, or as a fatal signal found it. `output`: the end of what it printed. `recorder`: torch's flight
+    recorder, as JSON. `state`: what is unusual about its process, "(stopped by a signal)"."""
 
     phase: str = ""
     seconds: float = 0.0

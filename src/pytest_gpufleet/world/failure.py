@@ -98,10 +98,7 @@ class RankFailure(Exception):
 
 
 def failure_type(original: str) -> type[RankFailure]:
-    """RankFailure, and where the rank's exception type can be found here, also that type.
-
-    So `pytest.mark.xfail(raises=ValueError)` and `pytest.raises(ValueError)` work for what a rank raised.
-    """
+    """RankFailure, and also the rank's exception type if it is loaded here, for pytest.raises and xfail(raises=...)."""
     module, _, name = original.rpartition(".")
     base = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if not (isinstance(base, type) and issubclass(base, Exception)):  # it is not loaded here, or would end pytest

@@ -66,10 +66,8 @@ class Rank:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what this rank is doing, for the report of a hang or crash. Phases nest; costs about a microsecond.
-
-        An exception leaves the phase as it is, so that the report shows where it was raised.
-        """
+        """Name what this rank is doing, for the report of a hang or crash. Phases nest; costs about a microsecond. An
+        exception leaves the phase as it is, so that the report shows where it was raised."""
         outer, self._phase = self._phase, name
         self._progress.phase(name)
         yield
@@ -84,8 +82,7 @@ _stores: list[Any] = []  # where the ranks of all nodes meet, once they have
 
 
 def alone(rank: Rank, init_method: str) -> Rank:
-    """This rank with a process group of nobody but the ranks that run the function, who meet by `init_method`. For
-    ranks that were started to do nothing else: those of a whole world have one group above all others."""
+    """This rank with a process group of those that run the function, who meet by `init_method` and do nothing else."""
     everyone = tuple(range(rank.size))
     join(rank, [everyone], init_method)
     return replace(rank, _members=everyone)

@@ -1,5 +1,4 @@
-"""Ranks as a test holds them, a world or a subset of one, and the pool of warm processes behind them: started once,
-killed after a failure and started afresh."""
+"""Ranks as a test holds them, and the pool of warm processes behind them, which is started afresh after a failure."""
 
 import contextlib
 import itertools
@@ -78,8 +77,7 @@ class Pool:
             self._begin()
 
     def call(self, call: Call, timeout: float | None = None) -> dict[int, Any]:
-        """The result of each rank. Calls of several threads follow one another, and the deadline of each begins with
-        it: `timeout` or the default."""
+        """The result of each rank. Calls of threads follow one another; the deadline of each begins with it."""
         with self._one_at_a_time():
             joins = self._joins if timeout is None else []  # with a time of its own it tries something out
             with attempt(joins) if call.with_group else contextlib.nullcontext():
@@ -95,8 +93,7 @@ class Pool:
                 return {rank: self._result(rank, outcomes[rank], call.name) for rank in call.ranks}
 
     def start_on(self, specs: Sequence[RankSpec]) -> None:
-        """From the next start on have these ranks, after `stop`. What kept others from starting, and from meeting,
-        says nothing of them."""
+        """From the next start on have these ranks, after `stop`. That others could not start says nothing of them."""
         self.specs, self._starts, self._joins = specs, [], []
 
     def stop(self, for_good: bool = False) -> None:
@@ -171,9 +168,8 @@ class Pool:
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        """The outcome of each rank. RankFailure if one fails or does not answer within `timeout` seconds; RuntimeError
-        if another thread stops the world. `on_wait` hears after 30 s, and whenever the time has doubled, who has not
-        answered."""
+        """The outcome of each rank. RankFailure if one fails or is late, RuntimeError if another thread stops all.
+        `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
         answers, missing, graceful = Answers(), {*call.ranks}, True
         began, remaining, said_after = self.clock(), timeout, SILENT_SECONDS
         until = began + timeout
@@ -320,9 +316,8 @@ class World:
 
     @contextlib.contextmanager
     def restarted(self, environments: Sequence[Mapping[str, str]]) -> Iterator[None]:
-        """Within this block ranks are others, started afresh, each with these variables besides all that it finds: one
-        mapping for each rank. For what libraries read but once. All ranks end with the block, and the next call starts
-        them as they were."""
+        """Within this block ranks are others, started afresh, each with these variables besides all that it finds, for
+        what libraries read but once. The next call after it starts them as they were."""
         pool, more = self._pool, dict(zip(self._ranks, environments, strict=True))
         usual, joins = pool.specs, pool._joins
         pool.stop()
@@ -344,10 +339,7 @@ class World:
         return [Fault(code, (place,), what) for place, what in zip(self.places, texts, strict=True) if what]
 
     def subset(self, ranks: Sequence[int]) -> "World":
-        """Fewer ranks, in ascending order: the same processes, counted anew from 0, with a group of their own.
-
-        ValueError if there is no such rank, or none at all.
-        """
+        """Fewer ranks, in ascending order, counted from 0, with a group of their own. ValueError for one not here."""
         chosen = sorted(set(ranks))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.size:
             raise ValueError(f"ranks {list(ranks)} are not a subset of the {self.size} ranks here")

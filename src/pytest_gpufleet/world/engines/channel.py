@@ -58,8 +58,7 @@ def offer(end: socket.socket, message: Message) -> None:
 
 
 def received(end: socket.socket) -> list[bytes]:
-    """In the controller, the parcels that have come. EOFError once the rank has closed its end and all is read. Garbled
-    if what came is no message."""
+    """In the controller, what has come. EOFError once the rank's end is closed and all is read, or Garbled."""
     parcels: list[bytes] = []
     for _ in range(READS):
         try:

@@ -41,11 +41,8 @@ NOT_FOR_RANKS = {"COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START"}
 
 
 class Forkserver:
-    """The controller's handle of it. Nothing here waits for what it does, and for its end at most KILL_SECONDS.
-
-    It is a fresh Python that does nothing but `serve`. It imports the modules of `preload` before it forks the first
-    rank, and those of `idle` as far as it comes until it is asked for one.
-    """
+    """The controller's handle of it, which waits for nothing but its end, for KILL_SECONDS. It imports the modules of
+    `preload` before it forks the first rank, and those of `idle` as far as it comes until it is asked for one."""
 
     def __init__(self, preload: Sequence[str], idle: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -67,12 +67,9 @@ class _Rank:
 
 
 class LocalEngine:
-    """One process a rank, a socket pair to each. Nothing listens anywhere.
-
-    `network(spec)`: what of the environment of a rank says by which interfaces it talks to ranks of other nodes; None
-    if there are none. Modules that are `likely` to be used on ranks are imported for all of them, as far as there is
-    time before the first is asked for.
-    """
+    """One process a rank, a socket pair to each. Nothing listens anywhere. `network(spec)`: variables by which a rank
+    finds the interfaces towards other nodes; None if there are none. Modules that are `likely` to be used on ranks are
+    imported for all of them, as far as there is time before the first is asked for."""
 
     def __init__(
         self, network: Callable[[RankSpec], Mapping[str, str]] | None = None, likely: Sequence[str] = ()

@@ -48,10 +48,8 @@ def trouble(pid: int) -> str:
 
 
 def started_by(server: int, sessions: Container[int] = ()) -> set[int]:
-    """All descendants of `server` that have left its session, and all processes of these other sessions.
-
-    A descendant whose parent has ended stays one, since `server` adopts it.
-    """
+    """All descendants of `server` that have left its session, also those whose parents have ended (it adopts them), and
+    all processes of these other sessions."""
     # Looked at one by one: one that is adopted just then may be missed, but not twice.
     for _ in range(2):
         running = _running()
@@ -89,8 +87,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def end(find: Callable[[], set[int]], seconds: float) -> set[int]:
-    """Kill what is found until nothing is, or the time is up: a process that is stuck in the driver stays, which are
-    given."""
+    """Kill what is found until nothing is, or the time is up; what is left then, stuck in a driver."""
     until = time.monotonic() + seconds
     while (alive := find()) and time.monotonic() < until:
         kill(alive)

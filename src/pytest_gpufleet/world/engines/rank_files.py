@@ -30,10 +30,8 @@ def make(prefix: str, base: str) -> tuple[Path, int]:
 
 
 def sweep(prefix: str, bases: Iterable[str], after_seconds: float) -> None:
-    """Remove the folders that were made here, that nobody holds any more and that did not change for so long.
-
-    By a lock, not by a process number: a process in another container may share the folder but not the numbers.
-    """
+    """Remove folders that were made here, that nobody holds any more and that did not change for so long. By a lock and
+    not by a process number: a process in another container may share the folder, but not the numbers."""
     for folder in (path for base in bases for path in Path(base).glob(f"{prefix}*")):
         with suppress(OSError), ExitStack() as stack:  # held, not ours, or just removed by somebody else
             # Anybody may have put anything there: no link is followed, and no FIFO waited for.
