@@ -25,7 +25,7 @@ from pytest_gpufleet import (
 )
 from pytest_gpufleet.model.gpu import BF16_SINCE
 from pytest_gpufleet.probes.measure import together
-from pytest_gpufleet.probes.training import loader, recipes, sweep
+from pytest_gpufleet.probes.training import recipes, ways
 from pytest_gpufleet.probes.training.loop import train_throughput
 
 pytestmark = pytest.mark.chapter("ResNet-50", "How fast is real training, on one GPU and on all?")
@@ -144,8 +144,8 @@ def test_training_fed_by_a_data_loader(
     """
     workers = pytestconfig.getoption("resnet_workers")
     with TemporaryDirectory(prefix="gpufleet-photos-") as folder:
-        loader.write_photos(Path(folder), PHOTOS.on(nccl_group))
-        fed = partial(measure, nccl_group, loader.fed_throughput, folder, "amp", resnet, workers=workers)
+        ways.write_photos(Path(folder), PHOTOS.on(nccl_group))
+        fed = partial(measure, nccl_group, ways.fed_throughput, folder, "amp", resnet, workers=workers)
         judge(fed, required=False)
 
 
@@ -163,14 +163,14 @@ def test_training_sweep(nccl_group: World, judge: Judge, resnet: recipes.Workloa
     recipe = "bf16" if has_bf16(nccl_group.gpus) else "fp32"
     trained = partial(measure_all, timeout=SEARCHING_SECONDS, recipe=recipe, workload=resnet)
     alone: dict[tuple[int, int], Measurement] = {}
-    for way in ways(nccl_group, resnet, recipe):
+    for way in ways_of_sweep(nccl_group, resnet, recipe):
         work = way.batch, way.accumulated
         if work not in alone:
-            alone[work], *memory = trained(nccl_group, sweep.throughput_of, way)
+            alone[work], *memory = trained(nccl_group, ways.throughput_of, way)
             judge(alone[work], *memory, required=False)
         for count in several(nccl_group):
             ranks = nccl_group.subset([0] if way.method == "dp" else range(count))
-            together, *memory = trained(ranks, sweep.throughput_of, way, places=nccl_group.places[:count])
+            together, *memory = trained(ranks, ways.throughput_of, way, places=nccl_group.places[:count])
             judge(together, *memory, scaling_efficiency(alone[work], together), required=False)
 
 
@@ -185,20 +185,20 @@ def test_training_in_full_memory(nccl_group: World, judge: Judge, resnet: recipe
     another process took memory meanwhile. Memory that does not come back is held by a process that should not be there:
     `nvidia-smi` lists them.
     """
-    every = nccl_group.run(sweep.fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
+    every = nccl_group.run(ways.fill_memory, "tf32", resnet, seconds=FULL_MEMORY_SECONDS, timeout=SEARCHING_SECONDS)
     readings, troubles = zip(*every, strict=True)
     judge(*together(nccl_group, readings), required=False)
     expect_none(nccl_group.faults("memory_occupied", ["; ".join(each) for each in troubles]))
 
 
-def ways(world: World, resnet: recipes.Workload, recipe: str) -> list[sweep.Way]:
+def ways_of_sweep(world: World, resnet: recipes.Workload, recipe: str) -> list[ways.Way]:
     """The ways of the sweep, each once. Batches for which a GPU has too little memory are left out."""
     usual = resnet.batch or BATCH.on(world)
     smallest, *larger = BATCHES.on(world)
     found = [
-        *(sweep.Way("ddp", batch) for batch in (smallest, *larger)),
-        *(sweep.Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
-        *(sweep.Way(method, usual) for method in METHODS.on(world)),
+        *(ways.Way("ddp", batch) for batch in (smallest, *larger)),
+        *(ways.Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
+        *(ways.Way(method, usual) for method in METHODS.on(world)),
     ]
     most = min((recipes.fitting(recipe, resnet.model, gpu.memory_bytes) for gpu in world.gpus), default=math.inf)
     return [way for way in dict.fromkeys(found) if way.batch <= most]

@@ -27,7 +27,7 @@ from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.links import copies, copying
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
-from pytest_gpufleet.probes.training import loader, loop, recipes, sweep, transformer
+from pytest_gpufleet.probes.training import loop, recipes, transformer, ways
 from pytest_gpufleet.world.call import RankSpec, unpack
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -115,10 +115,10 @@ WORK = [
     (loop, {"steps_of": giving((nothing, nothing))}),
     (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(LAP)}),
     (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),
-    (sweep, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
-    (sweep, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
-    (loader, {"write_photos": nothing, "worker_count": giving(8)}),
-    (loader, {"normalised": nothing, "photo_loader": nothing, "closing": nullcontext}),
+    (ways, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
+    (ways, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
+    (ways, {"write_photos": nothing, "worker_count": giving(8)}),
+    (ways, {"normalised": nothing, "photo_loader": nothing, "closing": nullcontext}),
     (transformer, {"transformer": giving(SimpleNamespace(blocks=(), dtype=None)), "trainer": giving((nothing, None))}),
     (transformer, {"agree": lambda rank, number: number, "sequences": nothing, "Watch": giving(nullcontext(WATCHED))}),
     (endurance, {"_turn": giving(endurance.Turn(1.0, "", STATE, COMPARED)), "put_away": nothing}),

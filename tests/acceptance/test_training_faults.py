@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.training.recipes import MODELS, OPTIMIZERS, Workload, plan
+from pytest_gpufleet.probes.training.recipes import Workload, plan
 from tests.acceptance import checks as checks  # which finds the checks
 from tests.conftest import ACCEPTANCE
 
@@ -162,11 +161,6 @@ def test_a_loss_that_is_no_number_is_no_throughput(broken):
 # ---------------------------------------------------------------- the options of the ResNet checks
 RESNET = Path(__file__).parents[2] / "acceptance" / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")
-
-
-def test_what_may_be_asked_is_what_can_be_done():
-    assert tuple(MODELS) == RESNETS
-    assert CONDITIONS["optimizer"].values == tuple(OPTIMIZERS)
 
 
 def test_options_reach_the_ranks_and_stand_beside_the_figure(run_pytest):

@@ -9,7 +9,7 @@ import torch
 
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import measure, measure_all
-from pytest_gpufleet.probes.training import cuda_graph, loader, loop, sweep
+from pytest_gpufleet.probes.training import cuda_graph, loop, ways
 from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
@@ -76,7 +76,7 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
 
 def test_full_memory_is_found_without_losing_a_rank(group):
     pids = group.run(process)
-    for (rate, _), trouble in group.run(sweep.fill_memory, "tf32", seconds=10):
+    for (rate, _), trouble in group.run(ways.fill_memory, "tf32", seconds=10):
         assert not trouble
         assert rate.details["steps"] >= 2
     assert group.run(process) == pids
@@ -86,30 +86,30 @@ def test_memory_that_does_not_come_back_shows(group):
     kept = 4 << 30
 
     def leak(rank):
-        genuine, held = sweep.largest, []
+        genuine, held = ways.largest, []
 
         def leaking(*args):
             held.append(torch.empty(kept, dtype=torch.uint8, device=rank.device))
             return genuine(*args)
 
-        sweep.largest = leaking
+        ways.largest = leaking
         try:
-            return sweep.fill_memory(rank, "tf32", seconds=1)
+            return ways.fill_memory(rank, "tf32", seconds=1)
         finally:
-            sweep.largest = genuine
+            ways.largest = genuine
 
     assert [trouble for _, trouble in group.run(leak)] == [["memory was not returned"]] * group.size
 
 
 def test_photos_feed_training(group, tmp_path):
-    loader.write_photos(tmp_path, 64)
-    assert measure(group, loader.fed_throughput, str(tmp_path), "amp", SMALL, workers=2).values[WORLD] > 0
+    ways.write_photos(tmp_path, 64)
+    assert measure(group, ways.fed_throughput, str(tmp_path), "amp", SMALL, workers=2).values[WORLD] > 0
 
 
 @needs_gpus(2)
 def test_data_parallel_uses_all_gpus(group):
     fast, *memory = measure_all(
-        group.subset([0]), sweep.throughput_of, sweep.Way("dp", 64), "bf16", SMALL, places=group.places
+        group.subset([0]), ways.throughput_of, ways.Way("dp", 64), "bf16", SMALL, places=group.places
     )
     assert fast.conditions["ranks"] == COUNT
     (used,) = (each.values for each in memory)

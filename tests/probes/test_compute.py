@@ -70,13 +70,6 @@ def test_a_wrong_element_is_found_and_the_rank_named(planted, fault):
         assert [phrase for phrase in ("CPU rank 1: ", *phrases) if phrase not in message] == []
 
 
-def test_of_two_ranks_that_disagree_neither_is_believed(planted):
-    run = planted(FAULT, "always bit", f"{EACH_GPU}::{REPEAT}[fp32]", "--rehearse=2")
-    message = run.check(f"{REPEAT}[fp32]").message
-    assert "its matmul of round 0 is another one than that of 1 of 2 ranks (" in message
-    assert "nobody can say which is right" in message
-
-
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), True), ((8, 9), False), ((99, 0), True)])
 def test_a_gpu_of_which_nobody_knows_that_it_has_no_fp64_is_tried(monkeypatch, capability, has):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

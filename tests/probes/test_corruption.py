@@ -96,13 +96,19 @@ def test_operands_change_every_round_and_come_again_by_their_number_and_cpu_rank
     assert bound(SimpleNamespace(size=1), [compared]).details.keys() == {"compared"}
 
 
-def test_gpus_of_other_kinds_and_other_numbers_of_rounds_do_not_dissent():
+def test_gpus_of_other_kinds_do_not_dissent_and_of_two_neither_is_believed():
     def did(kind, *hashes):
         return Compared(kind, "bf16", (1, 1, 1), "", 7, torch.tensor(hashes), 2, {})
 
     assert dissents([did("A", 1, 2, 3), did("B", 4, 5), did("A", 1, 2)]) == {}
     (found,) = dissents([did("A", 1, 2, 3), did("A", 1, 2, 9), did("B", 4), did("A", 1, 2, 3)]).items()
     assert (found[0], found[1].number) == (1, 9)
+    world = SimpleNamespace(size=2, run=lambda again, rows, *round: [[torch.zeros(1)] * 2] * 2)
+    _, other = corruption.dissenters(world, [did("A", 1), did("A", 2)])
+    assert other.startswith(
+        "its matmul of round 7 is another one than that of 1 of 2 ranks (A) from the same data; nobody"
+    )
+    assert other.endswith("can say which is right: computed again it is right")
 
 
 @pytest.mark.parametrize(("kinds", "alone"), [("AA", False), ("A", True), ("AAB", True)])

@@ -23,12 +23,11 @@ from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.measure import scaling_efficiency
-from pytest_gpufleet.probes.training import cuda_graph, loader, loop
+from pytest_gpufleet.probes.training import cuda_graph, loop, ways
 from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
-from pytest_gpufleet.probes.training.loader import bound
 from pytest_gpufleet.probes.training.loop import precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, USUAL, Workload, plan
-from pytest_gpufleet.probes.training.sweep import full, largest, within_memory
+from pytest_gpufleet.probes.training.ways import bound, full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import INNER
 from tests.machine.fake_nvml import switched
@@ -142,17 +141,17 @@ def fed(rank, folder):
     # A network that takes no time: on a busy host a real one may be slower than the slow loader.
     at_once = patch.object(loop, "eager", lambda *_: lambda images, labels: images.mean())
     with at_once, slowed(datasets.ImageFolder, "__getitem__"):
-        return loader.fed_throughput(rank, folder, "amp", QUICK)
+        return ways.fed_throughput(rank, folder, "amp", QUICK)
 
 
 def test_a_slow_loader_is_host_bound(two_ranks, tmp_path):
-    loader.write_photos(tmp_path, 8)
+    ways.write_photos(tmp_path, 8)
     measured = measure(two_ranks, fed, str(tmp_path))
     assert measured.details["training"].startswith("is host-bound: the loader gives"), measured.details
 
 
 def die_with_workers(rank, folder, file):
-    batches = iter(loader.photo_loader(rank, folder, 32, 4, 2, 2))
+    batches = iter(ways.photo_loader(rank, folder, 32, 4, 2, 2))
     next(batches)
     Path(f"{file}.{rank.index}").write_text(" ".join(str(worker.pid) for worker in batches._workers))
     dist.barrier()
@@ -162,7 +161,7 @@ def die_with_workers(rank, folder, file):
 
 
 def test_workers_end_with_their_rank(two_ranks, tmp_path):
-    loader.write_photos(tmp_path, 8)
+    ways.write_photos(tmp_path, 8)
     with pytest.raises(Exception, match="SIGKILL"):
         two_ranks.run(die_with_workers, str(tmp_path), str(tmp_path / "workers"))
     pids = [int(pid) for rank in range(2) for pid in (tmp_path / f"workers.{rank}").read_text().split()]
@@ -315,15 +314,11 @@ def test_fused_kernels_compute_what_torch_does(run_fresh):
 @pytest.mark.parametrize(("ranks", "samples"), [(1, 100), (2, 101), (3, 99), (8, 1021), (16, 1021)])
 def test_shards_of_torch_are_right_and_an_epoch_that_comes_again_has_the_same_order(ranks, samples, drop_last):
     """Other errors are planted in the check itself: tests/acceptance/test_training_faults.py."""
-    by_rank, other = [], []
-    for rank in range(ranks):
-        sampler = DistributedSampler(torch.arange(samples), ranks, rank, drop_last=drop_last)
-        first, second = [*sampler], [sampler.set_epoch(1), *sampler][1:]
-        by_rank.append([first, second, first])
-        other.append([first, second, second])
-    assert sampler_errors(by_rank, samples, drop_last=drop_last) == []
+    samplers = [DistributedSampler(torch.arange(samples), ranks, rank, drop_last=drop_last) for rank in range(ranks)]
+    epochs = [([*sampler], [sampler.set_epoch(1), *sampler][1:]) for sampler in samplers]
+    assert sampler_errors([[first, second, first] for first, second in epochs], samples, drop_last=drop_last) == []
     again = [f"rank {rank}: epoch 0 is another one when it comes again" for rank in range(ranks)]
-    assert sampler_errors(other, samples, drop_last=drop_last) == again
+    assert sampler_errors([[first, second, second] for first, second in epochs], samples, drop_last=drop_last) == again
 
 
 # ---------------------------------------------------------------- copies that differ between ranks: which rank is named
