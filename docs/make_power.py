@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gpufleet.commands.power import by_fault, by_measurement, of_1000, rejects
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.report.tables import Table
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.noise import REJECTED

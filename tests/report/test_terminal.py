@@ -8,8 +8,7 @@ import pytest
 from pytest_gpufleet.model.events import Check, HostFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Place, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why

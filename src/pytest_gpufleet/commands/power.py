@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pytest_gpufleet.commands import command, verify
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import LEVELS
 from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.report import tables, wording
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import whole_number

@@ -15,7 +15,7 @@ import msgspec
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, HostFact, RunTool, Unreadable, output, unreadable_here, why_missing
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 
 
 class Sensor(msgspec.Struct, frozen=True):

@@ -18,8 +18,7 @@ from pytest_gpufleet.machine.pcie import Devices, endpoints, gpus_by_address, po
 from pytest_gpufleet.machine.tools import HostFact, unreadable_here
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Place, grouped
 
 # Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
 MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")

@@ -12,8 +12,7 @@ from pytest_gpufleet.machine.network_ports import VIRTUAL_FUNCTIONS, Packets, Po
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Place, grouped
 
 
 def read_switches(run: tools.RunTool = tools.output) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.redaction import variable
 
 

@@ -1,8 +1,12 @@
 """Where something belongs: a GPU of a node, a pair of GPUs, a node, or all of them together."""
 
 import re
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Thing = TypeVar("Thing")
 
 CALLED = {  # by people
     "gpu": "GPU", "cpu": "CPU rank", "numa": "NUMA node", "nic": "NIC", "rail": "rail", "group": "group",
@@ -118,3 +122,11 @@ def _read(text: str) -> Place:
         raise ValueError(f'{text!r} is no place: "world", "node", "gpu3", "gpu0-gpu5" or "node1/gpu3" are')
     on, kind, index = device.groups()
     return Place(int(index), "node") if kind == "node" and on is None else Place(int(on or 0), kind, int(index))
+
+
+def grouped(pairs: Iterable[tuple[Key, Thing]]) -> dict[Key, list[Thing]]:
+    """The things of each key; keys and things in the order in which they come."""
+    found: dict[Key, list[Thing]] = {}
+    for key, thing in pairs:
+        found.setdefault(key, []).append(thing)
+    return found

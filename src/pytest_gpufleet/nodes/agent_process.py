@@ -16,7 +16,7 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Secured
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.model.suite import code, sum_of
 from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.world.engines import processes

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.nodes import messages
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, Hello, Listening, Pulse
 from pytest_gpufleet.nodes.wire import Transport

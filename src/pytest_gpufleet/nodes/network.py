@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from pytest_gpufleet.machine import rdma
 from pytest_gpufleet.machine.rdma import Perftest, Written
 from pytest_gpufleet.machine.tools import Unreadable
-from pytest_gpufleet.model.grouping import grouped
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.measurement import KNOWN, GpuState, Measurement, Reading, goodness
 from pytest_gpufleet.model.metric import METRICS, Metric
-from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.model.place import WORLD, Place, Where, grouped
 from pytest_gpufleet.world.call import describe
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World

@@ -23,9 +23,8 @@ from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.events import Outcome
 from pytest_gpufleet.model.finding import GRADES
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import WORLD, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.banner import STAMPS
 from pytest_gpufleet.report.wording import ALONG, clean, one_line

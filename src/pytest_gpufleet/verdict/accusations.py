@@ -6,8 +6,7 @@ from itertools import product
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.grouping import grouped
-from pytest_gpufleet.model.place import WORLD, Place, Where
+from pytest_gpufleet.model.place import WORLD, Place, Where, grouped
 from pytest_gpufleet.model.record import Record
 
 NEIGHBOUR = "foreign_process"

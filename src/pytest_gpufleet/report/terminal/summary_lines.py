@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.place import on_node
+from pytest_gpufleet.model.place import grouped, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section, wording
 from pytest_gpufleet.report.banner import STAMPS, headline, next_steps, reasons, stamp, to_look_at, why

@@ -9,10 +9,9 @@ from pytest_gpufleet.machine.gpu_facts import COUNTERS
 from pytest_gpufleet.machine.health import worsened
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
-from pytest_gpufleet.model.grouping import grouped
 from pytest_gpufleet.model.language import Said
 from pytest_gpufleet.model.measurement import goodness
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.place import WORLD, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits, unlike
