@@ -2,6 +2,7 @@
 fault of 30 % does, and where nothing fair can be said there is none."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.gpu import ARCHITECTURES, Gpu, Missing
 from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import METRICS, GiB, MiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import peaks, physical_limits as parts_of
@@ -222,6 +223,13 @@ def test_where_nothing_fair_can_be_said_the_figure_stays_not_judged(case):
     finding = judge(measurement, None, topology, "a.py::b", rehearsal=False)
     assert (finding.state, finding.limit) == ("not judged", None)
     assert "nor do the facts of the hardware make one" in finding.reason
+
+
+@pytest.mark.parametrize("under", [{}, {"nodes": 2, "collective": "all_reduce"}, {"batch": 1, "bytes": "8 GiB"}])
+def test_a_metric_of_the_suite_may_be_measured_under_conditions_of_ones_own(under):
+    for metric, required in product(METRICS.keys() - {"spread"}, (True, False)):
+        how = {"rehearsal": False, "required": required, "measured": parts(700.0, 4000.0)}
+        assert judge(figure(metric, **under), for_gpu("NVIDIA H200"), H200.machine(), "x", **how).state
 
 
 def test_any_other_limit_goes_before_a_physical_one():

@@ -149,11 +149,11 @@ def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
 
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
-    under, nbytes = measurement.conditions, measurement.conditions.get("bytes", 0)
+    under, nbytes = measurement.conditions, _whole(measurement, "bytes")
     collective, inside = str(under.get("collective")), under.get("domain") == INSIDE
     if "nodes" in under and not inside:
         return _of_all_nodes(measurement, topology, measured)
-    if not isinstance(nbytes, int) or nbytes < GiB:
+    if nbytes < GiB:
         raise NoPeak("below 1 GiB a collective is not at the speed of its links")
     if (fraction := COLLECTIVES.get(collective)) is None or (inside and collective != "all_reduce"):
         raise NoPeak("nobody has looked up this collective")
@@ -215,8 +215,8 @@ def _is_ring(linked: Sequence[Sequence[bool]], path: list[int]) -> bool:
 
 def _training(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     under = measurement.conditions
-    recipe, ranks = under.get("recipe"), under.get("ranks")
-    if any(name in under for name in EXTRAORDINARY) or not isinstance(ranks, int):
+    recipe, ranks = under.get("recipe"), _whole(measurement, "ranks")
+    if any(name in under for name in EXTRAORDINARY) or not ranks:
         raise NoPeak("the training is not the usual one")
     if ranks > 1:
         alone = _lowest_of(measured, ALONE, {**under, "ranks": 1})
@@ -232,8 +232,9 @@ def _training(measurement: Measurement, topology: GpuTopology, measured: Sequenc
 
 
 def _decoding(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
-    under = measurement.conditions
-    nbytes, batch, ranks = (int(under.get(name, 0)) for name in ("bytes", "batch", "ranks"))
+    nbytes, batch, ranks = (_whole(measurement, name) for name in ("bytes", "batch", "ranks"))
+    if not nbytes or not batch:
+        raise NoPeak("how much a step reads is not known")
     if ranks > 1:
         alone = _lowest_of(measured, ("solo_decode_throughput",), {"batch": batch})
         peak = Peak(alone, "tokens/s", "measured on the slowest GPU alone")
@@ -265,7 +266,7 @@ def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Seq
         raise NoPeak("of collectives between nodes only all_reduce is looked up")
     gpus = min((len(node.gpus) for node in topology.nodes.values() if node.gpus), default=1)
     peak = Peak(gpus * rail.value, "GB/s", f"{gpus} x {rail.formula}")
-    if int(under.get("bytes", 0)) < min(GiB, AT_FULL_SPEED * peak.value * 1e9):
+    if _whole(measurement, "bytes") < min(GiB, AT_FULL_SPEED * peak.value * 1e9):
         raise NoPeak("with so few bytes a collective is not at the speed of the network")
     if gpus > 1 and topology.fabric != "nvswitch":  # then what lies within a node may be slower than its rails
         of_one_node = [each for each in measured if "nodes" not in each.conditions]
@@ -283,7 +284,12 @@ def is_required(measurement: Measurement, measured: Iterable[Measurement]) -> bo
 def _scale(measurement: Measurement) -> tuple[Condition, ...]:
     under = measurement.conditions
     of_all = measurement.metric == "busbw" and under.get("collective") == "all_reduce" and "nodes" in under
-    return (under["nodes"], under["bytes"]) if of_all else ()
+    return (_whole(measurement, "nodes"), _whole(measurement, "bytes")) if of_all else ()
+
+
+def _whole(measurement: Measurement, name: str) -> int:
+    """A condition that is a number; 0 if it is none."""
+    return value if isinstance(value := measurement.conditions.get(name), int) else 0
 
 
 # Named by the rows of model/metric.py.
