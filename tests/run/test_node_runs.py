@@ -157,9 +157,9 @@ def test_a_node_that_hangs_is_named_once_and_not_waited_for(cluster, runs, monke
     while not found:
         cluster.news = [(node, CheckEnded("b", "passed", 1.0)) for node in (0, 1)]
         runs.listen(0)
-        found = runs.hung(60.0)
+        found = runs.hung(60.0, 100)
     assert [(run.node, "at test_gemm for 6" in run.hung, run.at_work) for run in found] == [(2, True, False)]
-    assert runs.hung(60.0) == []
+    assert runs.hung(60.0, 100) == []
     assert "gf2: its own run has been at" in found[0].text
 
 
@@ -169,4 +169,16 @@ def test_a_head_that_was_stopped_itself_calls_nobody_hung(cluster, runs, monkeyp
     monkeypatch.setattr(node_runs.time, "monotonic", lambda: now)
     cluster.news = [(node, CheckEnded("a", "passed", 1.0)) for node in (0, 1)]
     runs.listen(0)
-    assert runs.hung(60.0) == []
+    assert runs.hung(60.0, 100) == []
+
+
+@pytest.mark.parametrize(("checks", "hung"), [(1, [2]), (2, [])])
+def test_who_goes_on_where_others_ended_is_not_behind_them_unless_all_is_done(cluster, runs, monkeypatch, checks, hung):
+    """With -x most end at the first failure, and the next check of a good one takes an hour."""
+    cluster.pulses, clock = {}, iter(range(0, 10**6, 2))
+    monkeypatch.setattr(node_runs.time, "monotonic", lambda: float(next(clock)))
+    cluster.news = [(node, CheckEnded("a", "failed" if node < 2 else "passed", 1.0)) for node in range(3)]
+    cluster.news += [(node, ENDED) for node in (0, 1)]
+    for _ in range(1000):
+        runs.listen(0)
+    assert [run.node for run in runs.hung(600.0, checks)] == hung

@@ -308,7 +308,7 @@ class ClusterRun(Run):
                 if run.lost is None and run.died:
                     assert run.ended is not None
                     self._give_up(run.node, run.died, run.ended.output)
-            for run in self.node_runs.hung(self.options.hung):
+            for run in self.node_runs.hung(self.options.hung, len(self.of_nodes)):
                 show(run)
                 self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))
                 self.leave_out(run.node, run.hung)

@@ -168,13 +168,15 @@ class NodeRuns:
                     run.lost = news
         return over
 
-    def hung(self, seconds: float) -> list[NodeRun]:
-        """Those that have newly fallen behind the others by so much: nobody waits for them any more."""
+    def hung(self, seconds: float, checks: int) -> list[NodeRun]:
+        """Those that have newly fallen behind the others by so much: nobody waits for them any more. Not behind runs
+        that ended (-x) where these go on, before all of the `checks`."""
         now, found = self._listening.seconds, []
         for run in self.all.values():
             if run.at_work and now - (run.times[-1] if run.times else 0.0) > seconds:
                 others = (each for each in self.all.values() if each is not run and not (each.taken_over or each.hung))
-                times = [each.times for each in others if not (each.lost or each.died)]
+                others = (each for each in others if not (each.lost or each.died))
+                times = [of.times for of in others if not (of.ended and len(run.times) >= of.outcomes.total() < checks)]
                 if late := behind(run.times, times, now, seconds):
                     pulse = self._cluster.pulses.get(run.node)
                     at, text = pulse.check if pulse else "", "for {:.0f} s, which took most others {:.0f} s"
