@@ -193,16 +193,17 @@ def four(bad):
     ("hang", set(), "p2p_hangs", ["node"]),
     ("exception", set(), "nvls_not_used", ["node"]),
     *((kind, set(), "", []) for kind in ("hang", "exception", "crash")),  # it fails all the same
+    *((kind, set(), "large", []) for kind in ("hang", "exception")),  # and not small ones, as without memory
 ])  # fmt: skip
 def test_a_first_collective_that_works_without_p2p_or_nvls_names_it(kind, bad, fault, subjects, monkeypatch):
-    def logged(group, sizes, variables=None):
-        if not (fault and variables):
+    def logged(group, sizes, variables):
+        if len(sizes["all_reduce"]) > 1 or (fault != "large" and not (fault and variables)):
             raise failure(kind, 0)
 
     monkeypatch.setattr(transport, "_logged", logged)
-    with pytest.raises(Faults if fault else RankFailure) as found:
-        transport.transport(four(bad), four(bad), {})
-    if fault:
+    with pytest.raises(Faults if subjects else RankFailure) as found:
+        transport.transport(four(bad), four(bad), {"all_reduce": [8, 1 << 30]})
+    if subjects:
         assert [(each.name, list(map(str, each.subjects))) for each in found.value.faults] == [(fault, subjects)]
 
 

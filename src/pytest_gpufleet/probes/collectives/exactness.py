@@ -116,7 +116,9 @@ def exchange(
     for dtype in dtypes:
         counts = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
         words = " ".join(filter(None, (name, operation, type_name(dtype))))
-        if collective.reduces and dtype in FLOAT8 and not _adds_float8(rank):
+        # What all can: one that refuses alone would have the others wait for it.
+        of_gpu = collective.reduces and dtype in FLOAT8 and rank.device.type == "cuda"
+        if of_gpu and not agree(rank, torch.cuda.get_device_capability() >= FP8_REDUCTIONS_SINCE):
             refused.append(f"{type_name(dtype)}: NCCL adds float8 on later GPUs only")
             continue
         try:
@@ -133,12 +135,6 @@ def exchange(
         except Refused as reason:
             refused.append(f"{type_name(dtype)}: {reason}")
     return Delivery(tuple(wrong), tuple(refused), right)
-
-
-def _adds_float8(rank: Rank) -> bool:
-    """Whether all ranks do: one that refuses alone would have the others wait for it."""
-    on_cpu = rank.device.type == "cpu"
-    return on_cpu or bool(agree(rank, torch.cuda.get_device_capability() >= FP8_REDUCTIONS_SINCE))
 
 
 def _fault(

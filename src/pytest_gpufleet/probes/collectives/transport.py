@@ -43,25 +43,24 @@ class Transport(NamedTuple):
 
 
 def transport(world: World, group: World, sizes: Sizes) -> Transport:
-    """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the first
-    one hangs or raises, and works without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are started
-    for it, and anew for what comes next."""
+    """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the
+    smallest hang or raise too, and work without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are
+    started for it, and anew for what comes next."""
     try:
-        return _logged(group, sizes)
+        return _logged(group, sizes, {})
     except RankFailure as failure:
         if failure.kind not in WITHOUT or not group.gpus or len(group.nodes) > 1:
             raise
         code, name, value = WITHOUT[failure.kind]
-        try:
-            _logged(group, {"all_reduce": [4]}, {name: value})
-        except RankFailure:
-            raise failure from None
-        what = f"{failure.headline.splitlines()[0]}; with {name}={value} all_reduce works"
+        small = {each: nbytes[:1] for each, nbytes in sizes.items()}
+        if _works(group, small, {}) or not _works(group, small, {name: value}):
+            raise
+        what = f"{failure.headline.splitlines()[0]}; with {name}={value} it works"
         places = _hanging(world) if failure.kind == "hang" else ()
         raise Faults([Fault(code, places or (THIS_NODE,), what, str(failure))]) from failure
 
 
-def _logged(group: World, sizes: Sizes, variables: Mapping[str, str] = {}) -> Transport:
+def _logged(group: World, sizes: Sizes, variables: Mapping[str, str]) -> Transport:
     file = Path(gettempdir(), f"gpufleet-nccl-{token_hex(8)}")
     try:
         with group.restarted([{**LOGGING, "NCCL_DEBUG_FILE": f"{file}.%h.%p", **variables}] * group.size):
@@ -70,6 +69,14 @@ def _logged(group: World, sizes: Sizes, variables: Mapping[str, str] = {}) -> Tr
         for left in file.parent.glob(f"{file.name}.*"):
             left.unlink(missing_ok=True)
     return Transport(parse(text for text, _ in answers), [beside for _, beside in answers])
+
+
+def _works(group: World, sizes: Sizes, variables: Mapping[str, str]) -> bool:
+    try:
+        _logged(group, sizes, variables)
+    except RankFailure:
+        return False
+    return True
 
 
 def _hanging(world: World) -> tuple[Where, ...]:

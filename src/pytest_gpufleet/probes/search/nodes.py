@@ -20,11 +20,12 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations, islice, product
 from math import isnan
 from statistics import fmean, median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -363,13 +364,12 @@ MOST_PAIRS = math.comb(2 + OTHERS, 2)
 TEXTS = 2  # of all that one node cannot reach
 
 
-@dataclass(frozen=True)
-class CutOff:
+class CutOff(NamedTuple):
     """Who cannot work with whom, and the nodes, with why, without which all others can: of two that cannot work with
     each other it is one, though nobody knows which is to blame."""
 
     faults: tuple[Fault, ...] = ()
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, str] = {}
 
 
 def who_is_cut_off(
