@@ -30,13 +30,14 @@ def test_healthy_gpus_pass_in_a_minute_of_soak(run_pytest):
     figures = defaultdict(list)
     for finding in healthy.record.findings:
         figures[finding.measurement.metric].append(finding.measurement)
-    for product in figures["gemm"]:
-        assert {len(samples) for samples in product.samples.values()} == {rate.PARTS}
-        for state in product.gpu_states.values():
+    for each in figures["gemm"] + figures["memory_bandwidth"]:
+        for state in each.gpu_states.values():
             assert 30 < state.temperature_c < 95
             assert 300 < state.sm_clock_mhz < 4000
             assert state.power_watts > 30
-        assert len(product.gpu_states) == COUNT
+        assert len(each.gpu_states) == COUNT
+    for product in figures["gemm"]:
+        assert {len(samples) for samples in product.samples.values()} == {rate.PARTS}
         assert max(product.spread.values()) < 0.05
     soak = [each for name in ("power", "temperature", "clock") for each in figures[f"soak_{name}"]]
     assert [len(each.values) for each in soak] == [COUNT] * 3

@@ -19,9 +19,10 @@ TOPOLOGY = recorded().topology
 STEPS = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_power_steps"
 
 
-def turn(off=0.0005, matmuls=16, trouble="", top=695.0):
-    """A turn of ten steps at 10 Hz on a healthy GPU, but for what is given."""
-    return Turn((Step(off, off, 0.05, matmuls),) * 10, trouble, top, None if top is None else 118.0)
+def turn(off=0.0005, last=16, trouble="", top=695.0):
+    """Twenty steps at 10 Hz on a healthy GPU, but for what is given; `last`: matmuls of each in the second half."""
+    steps = [Step(off, off, 0.05, matmuls) for matmuls in (16, last) for _ in range(10)]
+    return Turn(tuple(steps), trouble, top, None if top is None else 118.0)
 
 
 def a_world(gpus=TOPOLOGY.gpus, results=None):
@@ -35,11 +36,11 @@ def a_world(gpus=TOPOLOGY.gpus, results=None):
     return world
 
 
-def worse(calls):
-    """By figure, the GPUs that miss its limit."""
+def worse(planted):
+    """By figure, the GPUs that miss its limit, where GPU 2 did this."""
     findings = [
         judge(figure, for_gpu("NVIDIA H200"), TOPOLOGY, "a check", rehearsal=False)
-        for figure in endurance.step_figures(a_world(), {10.0: calls})
+        for figure in endurance.step_figures(a_world(), {10.0: with_gpu_2(planted)})
         if figure.metric != "power_swing"
     ]
     assert {finding.state for finding in findings} <= {"met", "missed"}
@@ -51,26 +52,26 @@ def with_gpu_2(planted):
 
 
 def test_a_healthy_machine_meets_all():
-    held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn().steps[1:]), "", 690.0, 120.0)
-    assert worse([with_gpu_2(held_up_once), with_gpu_2(turn(matmuls=15))]) == {}
+    held_up_once = Turn((Step(0.04, 0.0, 0.01, 3), *turn(last=15).steps[1:]), "", 690.0, 120.0)
+    assert worse(held_up_once) == {}
 
 
-@pytest.mark.parametrize(("first", "last", "metric"), [
-    (turn(off=0.02), turn(off=0.02), "step_skew"),  # steps when the others rest
-    (turn(), turn(matmuls=8), "step_retention"),  # half the clock, as with a power brake
-    (turn(top=400.0), turn(top=400.0), "step_power"),  # a load that proves nothing
+@pytest.mark.parametrize(("planted", "metric"), [
+    (turn(off=0.02), "step_skew"),  # steps when the others rest
+    (turn(last=8), "step_retention"),  # half the clock, as with a power brake
+    (turn(top=400.0), "step_power"),  # a load that proves nothing
 ])  # fmt: skip
-def test_a_gpu_that_does_not_step_with_the_others_is_named(first, last, metric):
-    assert worse([with_gpu_2(first), with_gpu_2(last)]) == {metric: {place.gpu(2)}}
+def test_a_gpu_that_does_not_step_with_the_others_is_named(planted, metric):
+    assert worse(planted) == {metric: {place.gpu(2)}}
 
 
 def test_the_swing_is_in_watts_and_no_power_is_no_figure():
-    figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [[turn()] * 4]})}
+    figures = {each.metric: each for each in endurance.step_figures(a_world(), {0.1: [turn()] * 4})}
     assert set(figures["power_swing"].values.values()) == {577.0}
-    figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [[turn(top=None)] * 4]})}
+    figures = {each.metric: each.values for each in endurance.step_figures(a_world(), {0.1: [turn(top=None)] * 4})}
     assert not figures["step_power"]
     assert not figures["power_swing"]
-    without = endurance.step_figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [[turn()]]})
+    without = endurance.step_figures(SimpleNamespace(gpus=[], places=[place.gpu(0)]), {5.0: [turn()]})
     assert [each.metric for each in without] == ["step_skew", "step_retention"]
 
 
@@ -95,7 +96,7 @@ def test_a_fault_a_wrong_bit_or_a_gpu_that_becomes_slow_ends_the_steps_at_once()
     assert [(fault.name, fault.subjects) for fault in found.value.faults] == [
         ("matmul_nondeterministic", (place.gpu(2),))
     ]
-    results = iter([[turn()] * 4, with_gpu_2(turn(matmuls=8))])
+    results = iter([[turn()] * 4, with_gpu_2(turn(last=8))])
     figures = {each.metric: each for each in endurance.power_steps(a_world(results=results), lambda *of_turn: None)}
     kept = figures["step_retention"].values
     assert {where for where, value in kept.items() if value < 0.9} == {place.gpu(2)}

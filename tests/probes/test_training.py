@@ -82,17 +82,15 @@ def test_a_step_alone_does_not_communicate(two_ranks, name):
     assert all(different for _, different in two_ranks.run(few_steps, name, alone=True))
 
 
-def throughput(rank, slow, *args, **options):
-    if rank.index in slow:
-        with slowed(torch.optim.SGD, "step"):
-            return loop.train_throughput(rank, *args, **options)
-    return loop.train_throughput(rank, *args, **options)
+def with_slow_rank_1(rank, **options):
+    with slowed(torch.optim.SGD, "step", PAUSE * rank.index):
+        return loop.train_throughput(rank, "amp", QUICK, **options)
 
 
 def test_a_slow_rank_is_named(two_ranks):
-    alone = measure(two_ranks, throughput, [1], "amp", QUICK, together=False)
+    alone = measure(two_ranks, with_slow_rank_1, together=False)
     assert alone.values[Place(0, "cpu", 1)] < alone.values[Place(0, "cpu", 0)]
-    together, *_ = measure_all(two_ranks, throughput, [1], "amp", QUICK, closely=True)
+    together, *_ = measure_all(two_ranks, with_slow_rank_1, closely=True)
     assert together.details["slowest"].startswith("rank 1 with "), together.details
 
 
@@ -125,13 +123,13 @@ def test_a_throughput_shows_that_the_network_learned_and_how_busy_each_rank_was(
     assert all(len(samples) == 3 and 0 <= min(samples) <= max(samples) <= 1 for samples in busy.samples.values())
 
 
-def slow_network(rank, *args, **options):
+def with_slow_network(rank):
     with slowed(dist, "all_reduce", 3 * PAUSE):  # the steps of a busy host are long too
-        return loop.train_throughput(rank, *args, **options)
+        return loop.train_throughput(rank, "peak", replace(QUICK, steps=1), closely=True)
 
 
 def test_communication_has_its_share(two_ranks):
-    _, share, _ = measure_all(two_ranks, slow_network, "peak", replace(QUICK, steps=1), closely=True)
+    _, share, _ = measure_all(two_ranks, with_slow_network)
     assert 0.2 < share.values[WORLD] < 1.0, share
 
 

@@ -4,8 +4,8 @@ compared, bit for bit, with what it must be or with the first one; the first tro
 import itertools
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -179,14 +179,15 @@ LOADS = {
 # Steps a second, each half load and half rest, and how many: 58 s in all. The slowest lets NVML's power, a mean of one
 # second (nvml.h, nvmlDeviceGetPowerUsage), come to its top and its bottom.
 STEPS = {"cuda": ((0.1, 2), (0.5, 6), (1.0, 10), (5.0, 40), (10.0, 80)), "cpu": ((5.0, 4), (10.0, 8))}
-CALL_SECONDS = 4.0  # after which health is looked at; a step of 0.1 Hz takes longer
-LEAD_SECONDS = 0.1  # from a call to its first step: ranks get it in well below a millisecond
+LEAD_SECONDS = (
+    0.1  # from a call, of all steps of a frequency, to its first one: ranks get it in well below a millisecond
+)
 # A tenth of the load of a step at 10 Hz. Larger matmuls draw the most power, and end the load less on time.
 MATMUL_SECONDS = 0.005
 HALVINGS = 3  # of each side of the matmul: to a 512th of the work
 AHEAD = 2  # matmuls in a GPU's queue
 WATCHED_SECONDS = 1.5  # of the end of a load or a rest of at least twice as long
-SLOW = 0.7  # of a GPU's rate at the first steps of a frequency: as with a power brake, which takes half or more
+SLOW = 0.7  # of a GPU's rate in the first half of the steps: as with a power brake, which takes half or more
 STEP_MATMUL = "the matmul of the power steps"
 
 
@@ -205,47 +206,39 @@ class StepTurn(NamedTuple):
 
 
 def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
-    """All ranks, which are of one machine, step together through all frequencies. It ends as `burn_in` does, and early
+    """All ranks, which are of one machine, step together, frequency by frequency. It ends as `burn_in` does, and early
     where a rank becomes much slower, which its figures show."""
     _prepare_all_steps(world)
-    began = time.monotonic()
-    turns: defaultdict[float, list[list[StepTurn]]] = defaultdict(list)
-    for hertz, count in _calls(world):
-        results: list[StepTurn] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
-        turns[hertz].append(results)
-        expect_none(world.faults("matmul_nondeterministic", [result.trouble for result in results]))
+    began, turns = time.monotonic(), dict[float, list[StepTurn]]()
+    for hertz, count in _frequencies(world):
+        turns[hertz] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
+        expect_none(world.faults("matmul_nondeterministic", [turn.trouble for turn in turns[hertz]]))
         after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began)
-        rates = zip(*([_rate(each.steps) for each in call] for call in (turns[hertz][0], results)), strict=True)
-        if any(last < SLOW * first for first, last in rates):
+        if any(_retained(turn.steps) < SLOW for turn in turns[hertz]):
             break
     world.run(put_away, STEP_MATMUL)
     return step_figures(world, turns)
 
 
-def _calls(world: World) -> Iterator[tuple[float, int]]:
-    """The frequency of each call, and how many steps it has."""
-    for hertz, count in STEPS["cuda" if world.gpus else "cpu"]:
-        each = max(1, round(CALL_SECONDS * hertz))
-        yield from ((hertz, min(each, count - first)) for first in range(0, count, each))
+def _frequencies(world: World) -> tuple[tuple[float, int], ...]:
+    return STEPS["cuda" if world.gpus else "cpu"]
 
 
 def steps_seconds(world: World) -> float:
-    return sum(count / hertz for hertz, count in _calls(world))
+    return sum(count / hertz for hertz, count in _frequencies(world))
 
 
-def step_figures(world: World, turns: Mapping[float, Sequence[Sequence[StepTurn]]]) -> list[Measurement]:
+def step_figures(world: World, turns: Mapping[float, Sequence[StepTurn]]) -> list[Measurement]:
     """How late loads began or ended (ms), what of its rate each rank retained, and on GPUs the power at the top of the
-    steps, of the limit, and how far it swung (W). `turns`: by frequency, of each call what each rank did."""
+    steps, of the limit, and how far it swung (W). `turns`: by frequency what each rank did."""
     late, kept, swing = (dict[Where, float]() for _ in range(3))
     watts: dict[Where, list[float]] = {}
-    for index, place in enumerate(world.places):
-        by_frequency = [[call[index] for call in calls] for calls in turns.values()]
-        every = [turn for own in by_frequency for turn in own]
-        off = [abs(by) for turn in every for step in turn.steps for by in (step.began_off, step.ended_off)]
+    for place, own in zip(world.places, zip(*turns.values(), strict=True), strict=True):
+        off = [abs(by) for turn in own for step in turn.steps for by in (step.began_off, step.ended_off)]
         late[place] = 1e3 * quantiles(off, n=10, method="inclusive")[-1]  # a host is held up now and then
-        kept[place] = min(map(_retained, by_frequency))
-        watts[place] = [turn.top for turn in every if turn.top is not None]
-        bottoms = [turn.bottom for turn in every if turn.bottom is not None]
+        kept[place] = min(_retained(turn.steps) for turn in own)
+        watts[place] = [turn.top for turn in own if turn.top is not None]
+        bottoms = [turn.bottom for turn in own if turn.bottom is not None]
         if watts[place] and bottoms:
             swing[place] = median(watts[place]) - median(bottoms)
     details = {"hertz": ", ".join(f"{hertz:g}" for hertz in turns)}
@@ -263,12 +256,10 @@ def _rate(steps: Sequence[Step]) -> float:
     return sum(step.matmuls for step in steps) / seconds if seconds > 0 else 0.0
 
 
-def _retained(calls: Sequence[StepTurn]) -> float:
+def _retained(steps: Sequence[Step]) -> float:
     """The rate in the second half of the steps of a frequency over that in the first half. Each frequency has a rate of
     its own, since a GPU that has rested is faster for a moment."""
-    steps = [step for call in calls for step in call.steps]
-    if not (half := len(steps) // 2):
-        return 1.0
+    half = len(steps) // 2
     first = _rate(steps[:half])
     return min(1.0, _rate(steps[-half:]) / first) if first else 0.0
 
