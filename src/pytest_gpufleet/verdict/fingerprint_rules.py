@@ -1,5 +1,4 @@
-"""GPUs of one machine that compute other bits than the others of their model, from the same data with the same
-libraries."""
+"""GPUs of one machine that compute other bits of the same data, with the same libraries, than others of their model."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

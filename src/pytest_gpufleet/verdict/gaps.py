@@ -50,14 +50,13 @@ OF_CHECKS: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Gap:
-    """`subject`: the node id of a check, a GPU, the name of a file, a limit; "" for the run as a whole. A gap of a
-    check that no level requires is shown, and does not count."""
+    """What was required and is not there."""
 
     kind: Kind
-    subject: str
+    subject: str  # the node id of a check, a GPU, the name of a file, a limit; "" for the run as a whole
     why: str
     finding: Finding | None = None  # that was not judged, or held against too low a limit
-    counts: bool = True
+    counts: bool = True  # that of a check that no level requires is only shown
 
     @property
     def check(self) -> str:

@@ -29,8 +29,7 @@ STALLS = "of the time is lost by samples slower than the usual one: this way sta
 
 
 class LimitMissed(AssertionError):
-    """Measurements missed their limits, or a GPU is slower than its peers. `findings` has the figures. `causes`, if
-    anybody found any, come first in the message."""
+    """Measurements missed their limits, or a GPU is slower than its peers; `causes` come first in the message."""
 
     only = False  # and its test did all that it had to do
 

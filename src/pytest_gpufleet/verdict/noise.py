@@ -22,12 +22,11 @@ STEPS, HALVINGS = 400, 40
 
 @dataclass(frozen=True)
 class Line:
-    """Of one comparison: by what fraction a value may be worse than what it is held against (`at`), and the standard
-    deviation of that fraction among healthy ones (`sd`), which is known with so many degrees of freedom."""
+    """Of one comparison."""
 
-    at: float
-    sd: float
-    df: float
+    at: float  # by what fraction a value may be worse than what it is held against
+    sd: float  # the standard deviation of that fraction among healthy ones
+    df: float  # the degrees of freedom with which that is known
 
     @property
     def most(self) -> float:
@@ -37,16 +36,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviations of healthy ones, as fractions of the mean (of a ratio: as they are), and the degrees of
-    freedom that each is known with: of GPUs `within` a machine, and of the means of machines `between`. `matters`: the
-    smallest fault that does. `seen`: where the two were seen, in rows of a profile or in the default; None where the
-    metric has no default, and a fixed tolerance is what matters."""
+    """Standard deviations of healthy ones, as fractions of the mean (of a ratio: as they are)."""
 
-    within: float
-    between: float
-    within_df: float = DEFAULT_IS_WORTH
+    within: float  # of GPUs in a machine
+    between: float  # of the means of machines
+    within_df: float = DEFAULT_IS_WORTH  # the degrees of freedom that each is known with
     between_df: float = DEFAULT_IS_WORTH
-    matters: float = 0.0
+    matters: float = 0.0  # the smallest fault that does
+    # Where the two were seen, in rows of a profile or in the default; None where the metric has no default.
     seen: tuple[SpreadRow, SpreadRow] | None = None
 
     def sd(self, places: int = 1) -> float:

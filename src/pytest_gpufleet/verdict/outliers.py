@@ -48,8 +48,7 @@ def figure_of(measurement: Measurement) -> Figure:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A place of a run that is worse than `reference` by the fraction `worse`, where `allowed` may be; of NaN by 1. Of
-    a machine over time also the GPUs that it is of, and the value in each run that has one, in their order."""
+    """A place of a run that is worse than `reference` by the fraction `worse`, where `allowed` may be; of NaN by 1."""
 
     run: str
     place: Where
@@ -59,8 +58,8 @@ class Outlier:
     worse: float
     allowed: float
     identity: str = ""
-    gpus: GpuIds = ()
-    history: Mapping[str, float] = field(default_factory=dict)
+    gpus: GpuIds = ()  # of a machine over time those that it is of
+    history: Mapping[str, float] = field(default_factory=dict)  # and the value in each run that has one, in their order
 
 
 def outliers(

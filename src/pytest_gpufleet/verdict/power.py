@@ -59,16 +59,14 @@ PROBABILITIES = (0.95, 0.99)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of a run: a metric under conditions, with the peers or with the reference, and so `often` with one line. `fixed`:
-    a tolerance that follows from no spread, so that nobody knows how often it is wrong. Floors are none of them: how
-    far above them healthy machines are is not known."""
+    """Of a run. Floors are none of them: how far above them healthy machines are is not known."""
 
     metric: str
     conditions: tuple[tuple[str, Condition], ...]
     held: With
     line: Line
-    often: int
-    fixed: bool = False
+    often: int  # with one line
+    fixed: bool = False  # a tolerance that follows from no spread, so that nobody knows how often it is wrong
 
 
 _CLOCK = ("gemm_full_clock",)

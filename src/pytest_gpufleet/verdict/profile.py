@@ -185,22 +185,17 @@ _HERE = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True)
 class Profile:
-    """One GPU model: the exact names NVML gives it (`match`), its data-sheet `facts`, its `limits`, and by how much
-    healthy ones of it differ (`spreads`).
-
-    The unit of a fact is in its name. Where nobody published a limit there is none: unknown stays unknown. `base`: the
-    profile whose limits hold where these say nothing. `metrics`: all that its limits may be for. `calibrated_on`: the
-    runs that they come from, where `gpufleet calibrate` has written them."""
+    """One GPU model. Where nobody published a limit there is none: unknown stays unknown."""
 
     name: str
-    match: tuple[str, ...]
-    facts: Mapping[str, float]
+    match: tuple[str, ...]  # the exact names that NVML gives it
+    facts: Mapping[str, float]  # of the data sheet; the unit is in the name
     limits: tuple[Limit, ...]
     path: Path
-    base: "Profile | None" = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    calibrated_on: tuple[KnownGood, ...] = ()
-    spreads: tuple[SpreadRow, ...] = ()
+    base: "Profile | None" = None  # whose limits hold where these say nothing
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # all that its limits may be for
+    calibrated_on: tuple[KnownGood, ...] = ()  # the runs that they come from, if `gpufleet calibrate` wrote them
+    spreads: tuple[SpreadRow, ...] = ()  # by how much healthy ones of it differ
 
     @property
     def layers(self) -> "list[Profile]":
@@ -246,8 +241,7 @@ class Profile:
         return replace(worse, value=value, source=source, conditions=conditions, measured=None, reference=of)
 
     def spread_for(self, measurement: Measurement, fabric: str = "", part: str = "") -> Spread:
-        """How much healthy ones differ: what was seen of this model, pooled with the default of the metric. `part`:
-        where the reference is of boards with this number."""
+        """What was seen of this model, pooled with the default. `part`: where the reference is of boards with it."""
         metric, under = measurement.metric, {"fabric": fabric, **measurement.conditions}
         default = _most_specific(of_every_gpu().spreads, metric, {**under, **({"part": SAME} if part else {})})
         if default is None:

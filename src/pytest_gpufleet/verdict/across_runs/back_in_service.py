@@ -22,17 +22,15 @@ LOAD = (
 
 @dataclass(frozen=True)
 class Kind:
-    """`fact`: of the host, that lists them; `at`: what says where one is. `known_by`: what no other one has. `with_it`:
-    what may be otherwise if it was replaced, or its firmware updated; `stays`: what may not. All by their names in
-    evidence. `touches`: the chapters of the suite whose checks it can change."""
+    """Of parts, with facts by their names in evidence."""
 
     called: str
-    fact: str
-    at: tuple[str, ...]
-    known_by: tuple[str, ...]
-    with_it: tuple[str, ...]
-    stays: tuple[str, ...]
-    touches: tuple[str, ...]
+    fact: str  # of the host, that lists them
+    at: tuple[str, ...]  # what says where one is
+    known_by: tuple[str, ...]  # what no other one has
+    with_it: tuple[str, ...]  # what may be otherwise if it was replaced, or its firmware updated
+    stays: tuple[str, ...]  # what may not
+    touches: tuple[str, ...]  # the chapters of the suite whose checks it can change
 
 
 # By the names that --fleet-replaced has for them, with a number behind those of which there are several.
@@ -62,14 +60,12 @@ LINKS = ("NVLinks", "PCIe lanes")  # of a GPU: how many there are, of which more
 
 @dataclass(frozen=True)
 class Part:
-    """`name`: "gpu3", as --fleet-replaced has it. `called`: "GPU 3". `at`: where. `facts`: None if unknown."""
-
-    name: str
+    name: str  # "gpu3", as --fleet-replaced has it
     kind: Kind
-    called: str
+    called: str  # "GPU 3"
     at: str
     place: Place
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # None: unknown
 
     @property
     def ids(self) -> set[tuple[str, Any]]:

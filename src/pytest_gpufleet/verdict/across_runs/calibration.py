@@ -1,5 +1,4 @@
-"""What machines that are known to be good reach, and how much they differ: references where nobody published any, or
-where a contract asks for more."""
+"""What machines that are known to be good reach, and how much they differ, as the limits of a profile."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -39,14 +38,13 @@ NONE = "no profile can be made of these runs: "
 
 @dataclass(frozen=True)
 class _Known:
-    """A figure of known-good machines: the worst place of each run, and by machine and GPUs the values of all runs.
-    `count`: how many comparisons a run makes on such machines."""
+    """A figure of known-good machines."""
 
     figure: Figure
     topology: GpuTopology
-    count: int
-    by_run: dict[str, float]
-    by_machine: dict[str, dict[GpuIds, list[float]]]
+    count: int  # how many comparisons a run makes on such machines
+    by_run: dict[str, float]  # the worst place of each
+    by_machine: dict[str, dict[GpuIds, list[float]]]  # and by GPUs the values of all runs
 
     @property
     def worst(self) -> float:
@@ -221,8 +219,7 @@ def _disagreement(one: _Known) -> str:
 
 
 def _reach(one: _Known) -> str:
-    """What a limit finds: by the mean of a machine like these, and by each of its places among the others; and of how
-    many machines it would have to be, so that it finds half of that."""
+    """What a limit finds of a machine and of each place; and of how many machines it would find half of that."""
     metric, machines, places = one.figure.metric, len(one.places), min(map(len, one.places))
     here, of = one.spread().machine_line(machines, places, one.count), machines
     while of <= MOST_MACHINES and (

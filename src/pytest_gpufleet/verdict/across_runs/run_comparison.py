@@ -40,8 +40,7 @@ def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
 
 
 def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
-    """The GPUs that a figure is of: the one of a place, the two of a pair in their order, all of a node or of two, or
-    all that did it together, sorted. Empty if one of them cannot be known again."""
+    """The GPUs of a place, a pair (in its order), nodes, or all together (sorted); empty if one has no lasting name."""
     gpus = {gpu.place: gpu.lasting_id for gpu in record.topology.gpus}
     if all(part.is_device for part in place.parts):
         ids = tuple(gpus.get(part, "") for part in place.parts)
@@ -54,31 +53,26 @@ def whose(record: Record, figure: Figure, place: Where) -> GpuIds:
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """A figure of all runs. `worst`: for each run the place that did worst and its value, None if it has none. `median`
-    and `spread` ((highest - lowest) / median) are over all places of all runs."""
+    """A figure of all runs."""
 
     figure: Figure
-    worst: tuple[tuple[Where, float] | None, ...]
-    median: float
-    spread: float
+    worst: tuple[tuple[Where, float] | None, ...]  # of each run the place that did worst; None if it has none
+    median: float  # over all places of all runs
+    spread: float  # (highest - lowest) / median
     outliers: int
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs beside each other; or (`over_time`) by their time those of one machine, the last held against the others.
-
-    `notes`: what makes them hard to compare, like other GPUs or software. `compared`: how many figures they have in
-    common; over time each of every place. `rows`: these figures. `other_bits`: in the fingerprints of machines that
-    must have the same. `faults`: counters of errors that grew over time and must not."""
+    """Runs beside each other; or (`over_time`) by their time those of one machine, the last held against the others."""
 
     runs: Mapping[str, Record]
-    notes: tuple[str, ...]
-    compared: int
+    notes: tuple[str, ...]  # what makes them hard to compare, like other GPUs or software
+    compared: int  # how many figures they have in common; over time each of every place
     worse: tuple[Outlier, ...]  # the worst first
     rows: tuple[ComparedFigure, ...] = ()
-    other_bits: tuple[Difference, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    other_bits: tuple[Difference, ...] = ()  # in the fingerprints of machines that must have the same
+    faults: tuple[Fault, ...] = ()  # counters of errors that grew over time and must not
     over_time: bool = False
 
     @property
