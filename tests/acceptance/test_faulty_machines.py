@@ -228,7 +228,6 @@ FAULTY = [
     ("test_nvlinks_are_up", then(bridged, set_gpu(2, nvlink_states=ONE_DOWN[:12])), "nvlink_down", GPU_2,
      "12 active links, as others have"),
     ("test_nvlinks_are_up", set_gpus(nvlink_states=ABSENT), "fact_unreadable", ALL, "nvlink_states"),
-
     ("test_memory_is_complete", set_gpu(2, memory_bytes=120 << 30), "memory_incomplete", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, fabric={"state": 2, "status": 0}), "fabric_not_ready", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, **fabric(mask=1 << 4)), "fabric_degraded", GPU_2, "route is unhealthy"),
@@ -485,7 +484,6 @@ def test_every_call_that_fails_alone_is_a_finding(reason):
 
 # ---------------------------------------------------------------- what a run has left behind
 def counted(kind, more, *links):
-
     def change(machine):
         counts = machine.gpus[2]["nvlink_errors"][kind]
         for link in links or range(18):

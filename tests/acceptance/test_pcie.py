@@ -75,7 +75,6 @@ def set_to(path, old, new):
 
 
 def counted(path, kind, name, count):
-
     def change(text):
         head, file, rest = text.partition(f"== {path}/aer_dev_{kind}\n")
         assert file

@@ -119,7 +119,6 @@ def described(health):
 @pytest.mark.parametrize("what", WORSE)
 def test_what_gets_worse_is_a_fault_of_the_check_in_which_it_did(machine, what):
     happens, code, places, words = WORSE[what]
-
     happens(machine)
     health = machine.guard.check()
     assert described(health) == ([(code, places)] if code else [])

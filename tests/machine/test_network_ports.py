@@ -323,12 +323,9 @@ ODD_GPU = [*NEAR[:2], Gpu(2, {"network_adapters": ["mlx5_5"]}), *NEAR[3:]]
 
 
 @pytest.mark.parametrize(("nodes", "odd"), [
-    (alike(node(named())), []),
-    (alike(node(named(interface="eth3"))), [("port_set_up_otherwise", [3])]),
     (alike(node(named(rate="200 Gb/sec (2X NDR)"))), [("network_port_unlike_others", [3])]),
     (alike(node(named(gid_index=5))), [("port_set_up_otherwise", [3])]),
     (alike(node(named(pkeys=("0x7fff",)))), [("port_set_up_otherwise", [3])]),
-    (alike(node(named(mtu=1500))), [("mtu_mismatch", [3])]),
     (alike(node(named(), gpus=ODD_GPU)), [("nic_misplaced", [3])]),
     (alike(node(named(gid_index=None, interface=None, mtu=None))), []),  # its interface is in a container
     (alike(node(named()[:7])), []),  # a port less, of which its own run says so

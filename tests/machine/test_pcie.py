@@ -135,9 +135,7 @@ def accused(*described, **how):
 
 
 def test_an_adapter_of_another_switch_or_socket_is_found():
-    assert accused(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3)) == ["rail0", "rail1"]
     assert accused(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3, 4, 4)) == ["rail0", "rail1"]  # beside two for storage
-    assert accused(ON_TWO_SOCKETS, (0, 0, 0, 0, 0, 1, 1, 1), switches=False) == ["rail4", "rail5", "rail6", "rail7"]
     (fault,) = misplaced_adapters(*machine(ON_TWO_SOCKETS, (0, 0, 0, 0, 0, 1, 1, 1), switches=False))
     assert fault.what == "NUMA node 1 has 3 adapters in use for 4 GPUs, and NUMA node 0 has more than GPUs"
 

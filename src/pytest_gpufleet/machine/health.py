@@ -243,7 +243,6 @@ FABRIC_SINCE, HGX_GPUS = (9, 0), 8
 def peer_access(topology: GpuTopology) -> Callable[[Gpu], dict[str, list[int]]]:
     """The nvmlGpuP2PStatus_t that each GPU should have with the others: 0 (OK) over NVLinks; over PCIe to read and
     write where any two such GPUs with such a way have it; otherwise what it is."""
-
     gpus = topology.gpus
 
     def kind(one: Gpu, other: Gpu) -> tuple[str, ...]:

@@ -58,7 +58,6 @@ class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     fec: str | None = None
     readings: Mapping[str, Reading] = {}
     minutes: float | None = None
-
     effective_ber: float | None = None
     symbol_ber: float | None = None
     link_downs: float | None = None
