@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.nodes import suite_process
+from pytest_gpufleet.nodes import agent
+from pytest_gpufleet.nodes.agent import SuiteProcess
 from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
-from pytest_gpufleet.nodes.suite_process import SuiteProcess
 from tests.forked import Started
 
 # In the place of pytest: it ends when somebody has opened the FIFO and closed it again. The test writes its evidence.
@@ -122,23 +122,23 @@ def folder(tmp_path):
 
 
 def test_files_with_their_sizes_in_parts_and_none_that_gets_another_name_meanwhile(folder, monkeypatch):
-    assert suite_process.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
+    assert agent.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
     monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
-    assert suite_process.sizes(folder) == {"evidence.jsonl": 10}
-    parts = [suite_process.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
+    assert agent.sizes(folder) == {"evidence.jsonl": 10}
+    parts = [agent.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]
-    assert suite_process.part(folder, "inner/page.html", 0, 100) == b"<p>"
+    assert agent.part(folder, "inner/page.html", 0, 100) == b"<p>"
 
 
 @pytest.mark.parametrize("name", ["link", "fifo", "inner", "none"])
 def test_only_regular_files_are_read(folder, name):
     with pytest.raises((OSError, ValueError)):
-        suite_process.part(folder, name, 0, 100)
+        agent.part(folder, name, 0, 100)
 
 
 @pytest.mark.parametrize(("said", "free", "full"), [(b"", 2 << 20, False), (b"", 0, True), (DISK_FULL, 2 << 20, True)])
 def test_a_full_disk_is_described_as_that(suite, tmp_path, monkeypatch, said, free, full):
-    monkeypatch.setattr(suite_process.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    assert ("the disk is full" in suite_process.full_disk(tmp_path, said)) is full
+    monkeypatch.setattr(agent.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert ("the disk is full" in agent.full_disk(tmp_path, said)) is full
     (ended,) = end(suite, tmp_path)
     assert bool(ended.trouble) is (free == 0)

@@ -31,6 +31,7 @@ from pytest_gpufleet.safe_files import open_regular
 LONGEST_LINE = 64 << 20  # bytes
 BEGINNING = 80  # bytes, in which a run writes which event it is
 STARTED_BY = "GPUFLEET_STARTED_BY"  # the variable in which who calls pytest with the suite says so
+ONE_OF_MANY = "GPUFLEET_ONE_OF_MANY"  # set for the own run of each of many nodes, which may lack what a site names
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -4,18 +4,21 @@ It never waits: what may take its time has a thread of its own, so that the agen
 there, and notices that its controller is not.
 """
 
+import errno
 import os
 import pickle
 import resource
 import selectors
 import shutil
 import signal
+import stat
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
@@ -26,16 +29,17 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from pytest_gpufleet import safe_files
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.health import Guard, Health
 from pytest_gpufleet.machine.local_node import GpuTaken, LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
-from pytest_gpufleet.model import codec
+from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.nodes import agent_process, messages, network, suite_process, wire
+from pytest_gpufleet.nodes import agent_process, messages, network, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.suite_process import SuiteProcess
+from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
@@ -48,6 +52,12 @@ FAREWELL_SECONDS = 1.0  # for its last message to be taken
 REFUSED_SECONDS = 45.0  # of connections that are closed at once: the head may be at its begin, or at its end
 PREFIX, LOG = "gpufleet-node-", "agent.log"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
+EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
+NOT_PASSED_ON = ("PYTEST_ADDOPTS", events.STARTED_BY)  # of the run of all nodes: each gets what is meant for it
+FULL_BYTES = 1 << 20  # or less is free
+OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
+# Kinds of events that are looked at.
+LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')
 # Who answers a question: the agent's own thread, or one of these. The driver may keep for ever who asks for the state
 # of a GPU, and ranks must be killed all the same.
 HERE, NODE, RANKS, NETWORK = "here", "node", "ranks", "network"
@@ -169,6 +179,103 @@ class OwnNode:
         return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))
 
 
+# ---------------------------------------------------------------- the run of a node alone
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Every regular file below a folder, by its name seen from there, with its size in bytes. No link is followed."""
+    found = {}
+    for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+        with suppress(FileNotFoundError):  # a run that goes on writes files and gives them other names
+            if stat.S_ISREG((state := path.lstat()).st_mode):
+                found[path.relative_to(folder).as_posix()] = state.st_size
+    return found
+
+
+def part(folder: Path, name: str, offset: int, most: int) -> bytes:
+    """`most` bytes of a regular file from `offset` on; fewer at its end. OSError if it cannot be read, or is a link."""
+    with safe_files.open_regular(folder / name) as file:
+        return os.pread(file.fileno(), most, offset)
+
+
+def full_disk(folder: Path, output: bytes = b"") -> str:
+    """That the disk of this folder is full, as it is, or as a program wrote when it ended; "" if it is not."""
+    full = os.strerror(errno.ENOSPC).encode() in output or shutil.disk_usage(folder).free < FULL_BYTES
+    return f"; the disk is full that {folder} is on" if full else ""
+
+
+class SuiteProcess:
+    """Started when it is made, in a session of its own; it ends when this process does, whatever ends that. OSError if
+    it cannot be started. Its reports go below a folder in `keep_in`. `check`: what it is at."""
+
+    def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
+        self.check = ""
+        self._verdict: tuple[events.VerdictWord | None, tuple[str, ...]] = (None, ())  # with its reasons
+        self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
+        self._output = keep_in / f"{self._reports.name}.output"
+        self._read = 0  # bytes of its evidence
+        self.over = False  # its end was reported
+        held, self._lifeline = os.pipe()
+        try:
+            with self._output.open("wb") as output:
+                passed_on = {name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
+                    cwd=asked.folder, env={**passed_on, **asked.variables, events.ONE_OF_MANY: "1"}, pass_fds=[held],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+            self.pid = self._process.pid
+            processes.end_with(held, self.pid)
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(held)
+
+    @property
+    def folder(self) -> Path | None:
+        """Of its run, once there is one."""
+        return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
+
+    def news(self) -> list[CheckEnded | SuiteEnded]:
+        """What has happened since the last time."""
+        if self.over:
+            return []
+        status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
+        news: list[CheckEnded | SuiteEnded] = [*self._checks()]
+        if status is not None:
+            self.over = True
+            os.close(self._lifeline)
+            size = self._output.stat().st_size
+            output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
+            text, trouble = output.decode(errors="replace"), full_disk(self._reports, output)
+            name, files = (self.folder.name, sizes(self.folder)) if self.folder else ("", {})
+            news.append(SuiteEnded(status, text, name, files, *self._verdict, trouble))
+        return news
+
+    def _checks(self) -> Iterator[CheckEnded]:
+        """Those that have ended, by the lines of its evidence that are complete by now and were not read yet."""
+        folder, whole = self.folder, b""
+        with suppress(OSError):  # opened anew each time: a run writes its evidence again if somebody removes it
+            if folder is not None:
+                with safe_files.open_regular(folder / EVIDENCE) as file:
+                    file.seek(self._read)
+                    whole, newline, _ = file.read(events.LONGEST_LINE + 1).rpartition(b"\n")
+                self._read += len(whole) + len(newline)
+        for line in (each for each in whole.split(b"\n") if any(kind in each for kind in LOOKED_AT)):
+            with suppress(ValueError):  # somebody else wrote into the file, which the run itself reports in the end
+                match events.typed(msgspec.json.decode(line)):
+                    case events.CheckStarted(check=check):
+                        self.check = check
+                    case events.CheckFinished(check=check):
+                        yield CheckEnded(check.id, check.outcome, check.seconds)
+                    case events.Verdict(verdict=verdict, reasons=reasons):
+                        self._verdict = verdict, reasons
+
+
+# ---------------------------------------------------------------- all of it
+
+
 class Agent:
     """`folder`: of its log and of the reports of its own run; removed at its end, if the head has read all files."""
 
@@ -184,7 +291,7 @@ class Agent:
         )
         self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
         self._suite: SuiteProcess | None = None
-        self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
+        self._checks_ended: list[CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
         self._listening = messages.Listening(LONGEST_WAIT_SECONDS)
@@ -201,7 +308,7 @@ class Agent:
             messages.Connect: (NETWORK, lambda question: network.connect(question.nodes)),
             messages.Serve: (NETWORK, lambda question: network.serve(question, self._reached.address)),
             messages.Write: (NETWORK, lambda question: network.write(question, self._reached.address)),
-            messages.RunSuite: (HERE, self._run_suite),
+            RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
             messages.KillRanks: (RANKS, self._kill),
@@ -224,7 +331,7 @@ class Agent:
                 else:
                     self._send_deaths([event])
             for news in self._suite.news() if self._suite else ():
-                if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
+                if isinstance(news, SuiteEnded):  # other nodes may still be at theirs
                     self._pulse()
                     self._send(news)
                     self._background.do(RANKS, self._get_ready)
@@ -269,7 +376,7 @@ class Agent:
                 case messages.End(why):
                     self._why, self._as_planned = f"the head ended it: {why}", why == messages.OVER
                     folder = self._suite.folder if self._suite else None
-                    if folder is None or suite_process.sizes(folder).keys() <= self._read:
+                    if folder is None or sizes(folder).keys() <= self._read:
                         shutil.rmtree(self._folder, ignore_errors=True)
         if self._heard is None:
             self._why = self._why or self._not_joined(time.monotonic())
@@ -334,7 +441,7 @@ class Agent:
 
     def _send_deaths(self, deaths: Iterable[Death]) -> None:
         for death in deaths:
-            self._send(Death(death.rank, death.reason + suite_process.full_disk(self._folder)))
+            self._send(Death(death.rank, death.reason + full_disk(self._folder)))
 
     # ------------------------------------------------------------ questions
 
@@ -353,7 +460,7 @@ class Agent:
         else:
             self._background.do(thread, reply, self._send)
 
-    def _run_suite(self, question: messages.RunSuite) -> int:
+    def _run_suite(self, question: RunSuite) -> int:
         if self._suite is not None and not self._suite.over:
             raise RuntimeError(f"its run goes on, as process {self._suite.pid}")
         self._suite, self._read = SuiteProcess(question, self._folder, os.environ), set()
@@ -363,7 +470,7 @@ class Agent:
         folder = self._suite.folder if self._suite else None
         if folder is None:
             raise FileNotFoundError("there is no run of this node alone")
-        content = suite_process.part(folder, question.name, question.offset, question.most)
+        content = part(folder, question.name, question.offset, question.most)
         if question.offset + len(content) >= (folder / question.name).stat().st_size:
             self._read.add(question.name)
         return content

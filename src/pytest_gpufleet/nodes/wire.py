@@ -30,16 +30,10 @@ from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 # What was on its way when a cable was pulled is sent again within seconds of its return: a connection that is silent
 # for 4 s is given up and made anew (libzmq: ZMQ_HEARTBEAT_IVL, ZMQ_CONNECT_TIMEOUT; all in ms).
 OPTIONS = {
-    zmq.IPV6: 1,
-    zmq.LINGER: 0,
-    zmq.SNDHWM: 0,  # nothing is dropped: what is not confirmed is kept here anyway
-    zmq.RCVHWM: 0,
-    zmq.HEARTBEAT_IVL: 1000,
-    zmq.HEARTBEAT_TIMEOUT: 4000,
-    zmq.CONNECT_TIMEOUT: 2000,
-    zmq.RECONNECT_IVL: 200,
-    zmq.RECONNECT_IVL_MAX: 1000,
-}
+    zmq.IPV6: 1, zmq.LINGER: 0, zmq.HEARTBEAT_IVL: 1000, zmq.HEARTBEAT_TIMEOUT: 4000, zmq.CONNECT_TIMEOUT: 2000,
+    zmq.RECONNECT_IVL: 200, zmq.RECONNECT_IVL_MAX: 1000,
+    zmq.SNDHWM: 0, zmq.RCVHWM: 0,  # nothing is dropped: what is not confirmed is kept here anyway
+}  # fmt: skip
 REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
 )  # fmt: skip

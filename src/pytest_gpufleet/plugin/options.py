@@ -173,8 +173,8 @@ def _obstacles(options: Options) -> Iterator[str]:
         yield "--fleet-returns is about one machine: start it there without --nodes"
     if options.nodes is not None and find_spec("zmq") is None:
         yield f"--nodes needs pyzmq: {sys.executable} -m pip install 'pytest-gpufleet[nodes]'"
+    from pytest_gpufleet.model.events import ONE_OF_MANY
     from pytest_gpufleet.nodes.launchers import starts_several
-    from pytest_gpufleet.nodes.suite_process import ONE_OF_MANY
 
     if launcher := starts_several(os.environ):
         yield (

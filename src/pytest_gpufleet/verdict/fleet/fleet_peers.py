@@ -24,25 +24,18 @@ from pytest_gpufleet.verdict.outliers import BETWEEN_BOARDS, Figure, Outlier, be
 # Measurements of one family slow down together, by one cause or by one disturbance: they are one witness. An author's
 # own metric is a family of its own.
 FAMILIES = {
-    "compute": (
-        "gemm", "gemm_relative", "solo_train_throughput", "train_throughput", "solo_token_throughput",
+    "compute": ("gemm", "gemm_relative", "solo_train_throughput", "train_throughput", "solo_token_throughput",
         "token_throughput", "model_flops_utilization", "train_utilization", "product_retention", "soak_clock",
-        "burn_retention", "step_retention", "corruption_bound",
-    ),
+        "burn_retention", "step_retention", "corruption_bound"),
     "clock": ("gemm_full_clock",),
     "power": ("soak_power", "burn_power", "burn_peak_power", "step_power", "power_swing"),
     "temperature": ("soak_temperature", "soak_excess"),
     "memory": ("memory_bandwidth", "train_memory", "solo_decode_throughput"),
-    "links": (
-        "busbw", "collective_latency", "pair_bandwidth", "pair_latency", "ring_bandwidth", "scaling_efficiency",
-        "communication_share", "reduction_retention", "step_skew", "decode_throughput", "collective_corruption_bound",
-    ),
-    "host": (
-        "host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time", "loader_throughput",
-    ),
-    "network": (
-        "node_group_busbw", "rail_bandwidth", "rdma_bandwidth", "rdma_latency", "nic_bandwidth", "port_events",
-    ),
+    "links": ("busbw", "collective_latency", "pair_bandwidth", "pair_latency", "ring_bandwidth", "scaling_efficiency",
+        "communication_share", "reduction_retention", "step_skew", "decode_throughput", "collective_corruption_bound"),
+    "host": ("host_bandwidth", "host_memory_bandwidth", "drive_bandwidth", "drive_iops", "launch_time",
+        "loader_throughput"),
+    "network": ("node_group_busbw", "rail_bandwidth", "rdma_bandwidth", "rdma_latency", "nic_bandwidth", "port_events"),
 }  # fmt: skip
 FAMILY = {metric: family for family, metrics in FAMILIES.items() for metric in metrics}
 
