@@ -95,10 +95,3 @@ def controlled(settings):
 def started_by(controller):
     """All processes below an agent."""
     return {pid for pid in processes.descendants(controller.pid) if not is_nursery(pid)}
-
-
-def wait_until_gone(pids):
-    until = time.monotonic() + PATIENCE
-    while left := {pid for pid in pids if processes.look(pid)}:
-        assert time.monotonic() < until, f"{left} live on"
-        os.sched_yield()

@@ -33,7 +33,8 @@ from pytest_gpufleet.world.call import Answer, Call, Trace, pack, pack_work, unp
 from pytest_gpufleet.world.engines import processes, rank_files
 from tests import machines
 from tests.forked import Started
-from tests.nodes.controller import controlled, started_by, wait_until_gone
+from tests.nodes.controller import controlled, started_by
+from tests.waiting import comes_true
 from tests.world.fake_engine import specs
 
 ALONE = 5.0  # seconds without a beat: far more than between two, on a machine that is busy
@@ -75,21 +76,6 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
         assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
 
 
-def where(rank, value):
-    return rank.index, rank.node, len(value), os.getcwd(), os.environ["RANK"], os.environ["GLOO_SOCKET_IFNAME"]
-
-
-def test_its_ranks_work_and_a_large_parcel_comes_and_goes(agent, tmp_path):
-    start_ranks(agent)
-    value = bytes(20 << 20)
-    submit(agent, where, value)
-    assert results(agent) == {rank: (rank - 2, 1, len(value), str(tmp_path), str(rank), "lo") for rank in HERE}
-    submit(agent, lambda rank: value)
-    assert results(agent) == {2: value, 3: value}
-    assert agent.ask(messages.KillRanks(60.0)) == {}
-    start_ranks(agent)  # and once more
-
-
 def falls_silent(rank):
     with rank.phase("deep in thought"):
         if rank.index:
@@ -109,8 +95,9 @@ def test_hung_ranks_are_examined_and_killed(agent):
     ranks = started_by(agent)
     assert agent.ask(messages.KillRanks(60.0)) == {}
     assert len(started_by(agent) & ranks) <= 2  # the process that ranks are forked from, and its resource tracker
-    submit(agent, where, b"")  # to ranks that are gone
+    submit(agent, falls_silent)  # to ranks that are gone
     assert agent.ask(messages.Examine(HERE)) == {}
+    start_ranks(agent)  # and once more
 
 
 def test_a_question_without_an_answer_is_told_so_and_of_its_own_runs_there_is_one_at_a_time(agent, tmp_path):
@@ -194,8 +181,9 @@ def test_its_folder_is_removed_when_all_was_read(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- however it ends, nothing is left
-def everything(agent, tmp_path):
-    """Ranks, of which one holds the GIL, and a run in the middle of a check whose ranks hang. All their processes."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_nothing_is_left_of_it_but_what_has_left_one_that_is_killed(agent, tmp_path, killed):
+    """Ranks, of which one holds the GIL, and a run in the middle of a check whose ranks hang."""
     (tmp_path / "wait").touch()
     start_ranks(agent)
     run_suite(agent, tmp_path)
@@ -206,33 +194,19 @@ def everything(agent, tmp_path):
         agent.hear(messages.Pulse)
     found = started_by(agent)
     assert len(found) >= 10  # a fork server and its tracker, two ranks: here and in its run, which has a child
-    return found, stray[0]
+    if killed:
+        os.kill(agent.pid, signal.SIGKILL)
+    else:
+        agent.let_go()
+    assert comes_true(lambda: not any(map(processes.look, found - ({*stray} if killed else set()))))
+    if killed:
+        os.kill(stray[0], signal.SIGKILL)
 
 
 def _is_sleep(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
     return False
-
-
-@pytest.mark.parametrize(("ends", "why"), [
-    (lambda agent: agent.tell(messages.End("the run is over")), "the run is over"),
-    (lambda agent: agent.let_go(), "its controller is gone"),
-], ids=["it is told to end", "its controller is gone"])  # fmt: skip
-def test_nothing_is_left_of_it_when(agent, tmp_path, ends, why):
-    found, _ = everything(agent, tmp_path)
-    ends(agent)
-    agent.process.wait()
-    assert not [pid for pid in found if processes.look(pid)]
-    (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
-    assert why in log.read_text()
-
-
-def test_nothing_but_what_has_left_is_left_when_it_is_killed(agent, tmp_path):
-    found, stray = everything(agent, tmp_path)
-    os.kill(agent.pid, signal.SIGKILL)
-    wait_until_gone(found - {stray})
-    os.kill(stray, signal.SIGKILL)
 
 
 def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):

@@ -289,7 +289,7 @@ class Agent:
         self._engine = LocalEngine(
             lambda spec: network.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
         )
-        self._ranks: frozenset[int] = frozenset()  # that are here, by their numbers among those of all nodes
+        self._ranks: frozenset[int] = frozenset()  # that are here; used by their thread alone
         self._suite: SuiteProcess | None = None
         self._checks_ended: list[CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
@@ -345,8 +345,6 @@ class Agent:
             self._engine.kill(KILL_SECONDS)
         self._send(messages.End(self._why))
         return "" if self._as_planned else self._why
-
-    # ------------------------------------------------------------ the loop
 
     def _wait(self) -> None:
         """Until anything happens, and no longer than it may."""
@@ -408,8 +406,6 @@ class Agent:
         self._send(hello)
         self._pulse_due = time.monotonic()
 
-    # ------------------------------------------------------------ ranks: in a thread of their own, but for `wait`
-
     def _get_ready(self) -> None:
         """Have ranks start sooner. If that cannot be, their start says why."""
         with suppress(OSError), _most_open_files():
@@ -442,8 +438,6 @@ class Agent:
     def _send_deaths(self, deaths: Iterable[Death]) -> None:
         for death in deaths:
             self._send(Death(death.rank, death.reason + full_disk(self._folder)))
-
-    # ------------------------------------------------------------ questions
 
     def _answer(self, ask: messages.Ask) -> None:
         thread, answer = self._answers[type(ask.question)]

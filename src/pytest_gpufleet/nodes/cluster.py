@@ -83,8 +83,6 @@ class Cluster:
             for node in self.names.keys() - self.hellos.keys():
                 self._lose(node, f"its agent has not started within {timeout:g} s")
 
-    # ------------------------------------------------------------ who is there
-
     def takes_part(self, node: int) -> bool:
         return node in self.names and node not in self.lost and node not in self.left_out
 
@@ -97,8 +95,6 @@ class Cluster:
     def _listening(self) -> set[int]:
         """Those whose agent hears what is sent to it, as far as one knows."""
         return self.names.keys() - self._gone - (self.lost.keys() - self._fenced)
-
-    # ------------------------------------------------------------ sending and asking
 
     def send(self, node: int, message: messages.ToAgent) -> None:
         """To a node that takes part; else nothing is sent."""
@@ -163,8 +159,6 @@ class Cluster:
             queue.clear()
         return news
 
-    # ------------------------------------------------------------ leaving out and ending
-
     def leave_out(self, node: int, why: str) -> None:
         """Go on without a node that is there. Nothing for one that is lost."""
         with self._changed:
@@ -188,8 +182,6 @@ class Cluster:
         unknown = self.names.keys() - self._gone - {*self.transport.starter.own}
         left = self.transport.close(max(0.0, until - time.monotonic()))
         return {**dict.fromkeys(unknown, "nothing is heard of it"), **left}
-
-    # ------------------------------------------------------------ the thread
 
     def _listen(self) -> None:
         next_beat = 0.0

@@ -222,8 +222,6 @@ class Transport:
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
-    # ------------------------------------------------------------ the beginning
-
     def start(self) -> Mapping[int, str]:
         """Have agents started, and wait for them. The names of the nodes by number. Refused if the port is not free."""
         self._listen()
@@ -328,8 +326,6 @@ class Transport:
             else:
                 self._agents[name] = _Agent(who, line, _plain(str(frame.get("Peer-Address"))))
                 line.send(BEAT)
-
-    # ------------------------------------------------------------ messages
 
     def send(self, node: int, message: bytes) -> None:
         """Never blocks and never raises: that a node is gone shows in `receive`, or in its silence."""

@@ -166,8 +166,6 @@ class ClusterRun(Run):
         self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
         self._locked = False  # the GPUs of all nodes that take part
 
-    # ------------------------------------------------------------ who is there
-
     @cached_property
     def cluster(self) -> Cluster:
         """All agents, started. Refused if there is none, or if they have not the same installation."""
@@ -220,8 +218,6 @@ class ClusterRun(Run):
     @property
     def clocks_ahead(self) -> Mapping[int, float]:
         return self.cluster.clocks_ahead
-
-    # ------------------------------------------------------------ what goes wrong
 
     def watch(self, hear: Any) -> None:
         super().watch(hear)
@@ -277,8 +273,6 @@ class ClusterRun(Run):
             if found[node]:
                 self._give_up(node, found[node])
         self._locked = True
-
-    # ------------------------------------------------------------ one after the other
 
     def take_up(self, folder: RunFolder, then: Record) -> None:
         whole = resume.whole_nodes(folder, then)
