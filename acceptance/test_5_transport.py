@@ -32,8 +32,8 @@ def test_nccl_uses_the_fastest_transport(
 
     Where these fail NCCL goes on through host memory or sockets, and everything works at a fraction of its speed. Its
     own log of a short run (NCCL_DEBUG=INFO) says what it did; byte counters of NVLinks and ports are read beside it.
-    Look at the fabric manager, IOMMU and ACS, the container's /dev/shm and /dev/infiniband, and NCCL's log. If the
-    first collective hangs, it is tried without P2P, and the pairs of GPUs that hang are named. What a variable asks
+    Look at the fabric manager, IOMMU and ACS, the container's /dev/shm and /dev/infiniband, and NCCL's log. If small
+    collectives hang too, they are tried without P2P, and the pairs of GPUs that hang are named. What a variable asks
     for, like NCCL_NVLS_ENABLE=0, is a note. CPU ranks have no such log.
     """
     sizes = {name: speed.fitting(nccl_group, name, SIZES) for name in COLLECTIVES}
