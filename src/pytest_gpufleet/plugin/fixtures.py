@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.nodes import network
     from pytest_gpufleet.plugin import assertions, on_nodes, spmd
     from pytest_gpufleet.probes import endurance
-    from pytest_gpufleet.run.cluster_run import ClusterRun
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world import call
     from pytest_gpufleet.world.rank import Rank
@@ -62,14 +61,7 @@ def gpu_topology(machine: assertions.LiveMachine, pytestconfig: pytest.Config) -
     return pytestconfig.stash[RUN].own_machine.topology
 
 
-@pytest.fixture(scope="session")
-def machine(pytestconfig: pytest.Config) -> assertions.LiveMachine:
-    """Every fact of the run's GPUs and of their host when it began (a LiveMachine); `expect` checks facts. No GPUs in
-    a rehearsal. machine.now(fact) reads one again; machine.nodes are those of a check between nodes."""
-    return assertions.LiveMachine(pytestconfig.stash[RUN])
-
-
-def _of_run(read: Callable[[Run], object], text: str) -> Any:
+def _of_run(read: Callable[[Any], object], text: str) -> Any:
     """The fixture of what a run has, with its text for `pytest --fixtures`."""
 
     def fixture(pytestconfig: pytest.Config) -> object:
@@ -79,6 +71,11 @@ def _of_run(read: Callable[[Run], object], text: str) -> Any:
     return pytest.fixture(scope="session")(fixture)
 
 
+machine = _of_run(
+    lambda run: assertions.LiveMachine(run),
+    "Every fact of the run's GPUs (none in a rehearsal) and of their host when it began (a LiveMachine); `expect` "
+    "checks facts. machine.now(fact) reads one again; machine.nodes are those of a check between nodes.",
+)
 gpu_profile = _of_run(lambda run: run.profile, "Facts and limits of the run's GPU model (a Profile); None if unknown.")
 fleet_order = _of_run(lambda run: run.order, "What was bought, as --fleet-order says (an Order); None if nobody said.")
 fleet_returns = _of_run(
@@ -101,20 +98,15 @@ nccl_group = _of_run(
     lambda run: run.ranks.world(with_group=True),
     "As `world`, with a process group (NCCL; Gloo in a rehearsal); in a test marked spmd the ProcessGroup itself.",
 )
-
-
-@pytest.fixture(scope="session")
-def cut_off(pytestconfig: pytest.Config) -> Callable[..., Sequence[Fault]]:
-    """cut_off(): which nodes of a run on several cannot reach each other by TCP; cut_off(rdma=ports): by RDMA, on each
-    of these ports. The run goes on without them."""
-    run = cast("ClusterRun", pytestconfig.stash[RUN])
-    return lambda rdma=(): on_nodes.who_cannot_write(run, rdma) if rdma else on_nodes.who_is_cut_off(run)
-
-
-@pytest.fixture(scope="session")
-def rdma_write(pytestconfig: pytest.Config) -> Callable[..., Any]:
-    """rdma_write(test, ways, ports): what nodes of a run on several write to each other (network.written)."""
-    return partial(network.written, cast("ClusterRun", pytestconfig.stash[RUN]).cluster)
+cut_off = _of_run(
+    lambda run: lambda rdma=(): on_nodes.who_cannot_write(run, rdma) if rdma else on_nodes.who_is_cut_off(run),
+    "cut_off(): which nodes of a run on several cannot reach each other by TCP; cut_off(rdma=ports): by RDMA, on each "
+    "of these ports. The run goes on without them.",
+)
+rdma_write = _of_run(
+    lambda run: partial(network.written, run.cluster),
+    "rdma_write(test, ways, ports): what nodes of a run on several write to each other (network.written).",
+)
 
 
 @pytest.fixture

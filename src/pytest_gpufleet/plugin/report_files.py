@@ -136,7 +136,6 @@ def _copy(written: Path, change: Callable[[str], str], path: Path) -> None:
 
 MESSAGE_LIMIT = 20_000
 GRAVEST: tuple[Outcome, ...] = ("failed", "skipped", "passed", "not applicable")
-NOT_RUN = "its body was not run"
 
 
 def keep(item: pytest.Item, report: pytest.TestReport, error: BaseException | None) -> None:
@@ -160,7 +159,10 @@ def keep(item: pytest.Item, report: pytest.TestReport, error: BaseException | No
 def _finished(item: pytest.Item, phases: Phases) -> Check:
     """Of what was raised only text is kept. A test that another plugin runs again is what it was at its worst."""
     title, _, doc = (inspect.getdoc(getattr(item, "obj", None)) or "").partition("\n")
-    outcome, message = _outcome(phases)
+    outcomes = [_outcome(*each) for each in phases]
+    outcome, message = min(outcomes, key=lambda each: (each[0] != "failed", each[0] == "passed"))  # the first of these
+    if outcome == "passed" and not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
+        outcome, message = "skipped", "its body was not run"
     seconds = sum(report.duration for report, _ in phases)
     failed_by: FailedBy = ""
     if failed := [each for each in phases if _failed(*each)]:
@@ -195,23 +197,20 @@ def _faults(item: pytest.Item, report: pytest.TestReport, error: BaseException |
     return [Fault("check_failed", (), f"{type(error).__name__}: {error}".partition("\n")[0])]
 
 
-def _outcome(phases: Phases) -> tuple[Outcome, str]:
-    for report, error in phases:
-        if _failed(report, error):
-            own = isinstance(error, (LimitMissed, RankFailure))
-            crash = getattr(report.longrepr, "reprcrash", None)
-            text = report.longreprtext
-            headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
-            taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # pytest shows nothing of it then
-            return "failed", str(error) if own else headline + text or taken_away
-    for report, error in phases:
-        if isinstance(error, NotApplicable):
-            return "not applicable", str(error)
-        # An expected failure is reported as skipped too; a skip stays one, whatever others make of its report.
-        if report.skipped or isinstance(error, (pytest.skip.Exception, NotJudged)):
-            return "skipped", str(getattr(report, "wasxfail", "") or error)
-    if not any(report.when == "call" for report, _ in phases):  # --setup-only and the like
-        return "skipped", NOT_RUN
+def _outcome(report: pytest.TestReport, error: BaseException | None) -> tuple[Outcome, str]:
+    """Of one phase."""
+    if _failed(report, error):
+        own = isinstance(error, (LimitMissed, RankFailure))
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = report.longreprtext
+        headline = "" if crash is None or text.startswith(crash.message) else f"{crash.message}\n\n"
+        taken_away = "" if report.failed else f"{type(error).__name__}: {error}"  # pytest shows nothing of it then
+        return "failed", str(error) if own else headline + text or taken_away
+    if isinstance(error, NotApplicable):
+        return "not applicable", str(error)
+    # An expected failure is reported as skipped too; a skip stays one, whatever others make of its report.
+    if report.skipped or isinstance(error, (pytest.skip.Exception, NotJudged)):
+        return "skipped", str(getattr(report, "wasxfail", "") or error)
     return "passed", ""
 
 
