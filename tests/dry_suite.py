@@ -39,7 +39,7 @@ FOR_INFORMATION = (
     "test_training_sweep", "test_training_in_full_memory", "test_ddp_and_fsdp",
 )  # fmt: skip
 STATE = GpuState(60.0, 1500.0, 700.0)
-WATCHED = SimpleNamespace(state=STATE, medians=STATE, held_by=lambda _: False, state_since=lambda _: STATE)
+WATCHED = SimpleNamespace(state=lambda *_: STATE, medians=STATE, held_by=lambda _: False)
 SAMPLES = (1.0, 1.0, 1.0)
 LAP = loop.Lap((1.0,), 1.0)
 

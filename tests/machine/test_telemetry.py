@@ -186,11 +186,11 @@ def watched(monkeypatch):
 def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(watched):
     """In the medians no spike counts. A lost GPU has none, and ends nothing."""
     watch = watched(300, 301, 525, 299, 300)
-    assert (watch.state.power_watts, watch.medians.power_watts) == (345, 300)
-    assert (watch.state.energy_joules or 0) >= 5  # six readings and what follows, one joule apart
-    alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state
+    assert (watch.state().power_watts, watch.medians.power_watts) == (345, 300)
+    assert (watch.state().energy_joules or 0) >= 5  # six readings and what follows, one joule apart
+    alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state()
     assert alone == GpuState(temperature_c=61, sm_clock_mhz=1410)
-    assert watched(lost=(1,)).state is None
+    assert watched(lost=(1,)).state() is None
 
 
 @pytest.mark.parametrize(("watts", "held"), [((700, 700, 300), True), ((700, 300, 300), False)])
@@ -201,8 +201,8 @@ def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched, watts, h
 def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch):
     with Watch(None) as of_a_cpu_rank:
         pass
-    assert of_a_cpu_rank.state is None
+    assert of_a_cpu_rank.state() is None
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(1, broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
     with Watch(Gpu(0)) as without:
         pass
-    assert without.state is None
+    assert without.state() is None

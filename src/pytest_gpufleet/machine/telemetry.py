@@ -37,14 +37,9 @@ class Watch:
         self._thread.join(nvml.ANSWER_SECONDS)
 
     @property
-    def state(self) -> GpuState | None:
-        """The means of what was read, and the energy from the first reading to the last; None if nothing was read."""
-        return self.state_since(-math.inf)
-
-    @property
     def medians(self) -> GpuState | None:
-        """The same without the spikes, of which a mean has its part: for what is a figure itself."""
-        return self.state_since(-math.inf, median)
+        """`state` without the spikes, of which a mean has its part: for what is a figure itself."""
+        return self.state(of=median)
 
     @property
     def sm_clock_mhz(self) -> int:
@@ -56,8 +51,9 @@ class Watch:
         seen = [int(read[REASONS]) & reason > 0 for _, read in self._read if REASONS in read]
         return 2 * sum(seen) >= len(seen) > 0
 
-    def state_since(self, since: float, of: Callable[[list[float]], float] = fmean) -> GpuState | None:
-        """From a moment of time.monotonic() on."""
+    def state(self, since: float = -math.inf, of: Callable[[list[float]], float] = fmean) -> GpuState | None:
+        """The means of what was read from a moment of time.monotonic() on, and the energy from the first reading to the
+        last; None if nothing was read."""
         read = [each for moment, each in self._read if moment >= since]
         values = {name: [each[name] for each in read if name in each] for name in (*READ, ENERGY)}
         energy = values.pop(ENERGY)

@@ -166,12 +166,12 @@ def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
             details: dict[str, Condition] = {"time a token": loop.ms(median(taken))}
             metric, place = ("decode_throughput", WORLD) if together else ("solo_decode_throughput", None)
             under = {**way, "bytes": nbytes}
-            readings.append(Reading(metric, median(rates), under, rates, place, details, watch.state))
+            readings.append(Reading(metric, median(rates), under, rates, place, details, watch.state()))
             trouble += [f"batch {batch}: {each}" for each in (*unlike, *_unlike_others(rank, decoder))]
             if together:
                 quiet, _ = _timed(rank, decoder, communicate=False)
                 share = loop.communication_share(rank, way, taken, quiet)
-                readings.append(replace(share, gpu_state=watch.state))
+                readings.append(replace(share, gpu_state=watch.state()))
     return readings, "; ".join(trouble)
 
 

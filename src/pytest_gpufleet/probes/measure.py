@@ -51,7 +51,7 @@ def watched(work: Callable[..., T]) -> Callable[..., tuple[T, GpuState | None]]:
     def on_rank(rank: Rank, *args: Any, **kwargs: Any) -> tuple[T, GpuState | None]:
         with Watch(rank.gpu) as watch:
             found = work(rank, *args, **kwargs)
-        return found, watch.state
+        return found, watch.state()
 
     return on_rank
 

@@ -88,7 +88,7 @@ def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Readin
     rates = means(of_matmul, lambda seconds: f"{flop / seconds / 1e12:.4g} TFLOP/s")
     kept = [tuple(alone / beside for alone, beside in each) for each in (of_matmul, of_reduction)]
     return [
-        Reading("product_retention", median(kept[0]), conditions, kept[0], None, rates, watch.state),
+        Reading("product_retention", median(kept[0]), conditions, kept[0], None, rates, watch.state()),
         Reading("reduction_retention", median(kept[1]), conditions, kept[1], WORLD, means(of_reduction, ms)),
     ]
 

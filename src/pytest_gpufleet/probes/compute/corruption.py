@@ -341,7 +341,7 @@ def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
     parts = [fmean(took for _, took in window[part * each :][:each]) for part in range(rate.PARTS)]
     *rates, whole = (2 * math.prod(work.shape) / seconds / 1e12 for seconds in (*parts, fmean(parts)))
     conditions = {"precision": precision, "at_once": "all" if rank.size > 1 else "one", "method": ONE_WINDOW}
-    details, state = {"shape": " x ".join(map(str, work.shape))}, watch.state_since(window[0][0])
+    details, state = {"shape": " x ".join(map(str, work.shape))}, watch.state(window[0][0])
     return Soaked(compared, Reading("gemm", whole, conditions, tuple(rates), None, details, state), watch.medians)
 
 

@@ -176,7 +176,7 @@ def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
     rates = tuple(2 * m * n * k / median(each) / 1e12 for each in windows)
     conditions = {"precision": "fp32", "at_once": "all" if rank.size > 1 else "one"}
     details = {"shape": f"{m} x {n} x {k}", "operands": "zeros"}
-    reading = Reading("gemm_full_clock", median(rates), conditions, rates, None, details, watch.state)
+    reading = Reading("gemm_full_clock", median(rates), conditions, rates, None, details, watch.state())
     return reading, watch.held_by(POWER_CAP)
 
 

@@ -257,7 +257,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         flop = batch * shape.sequence / median(each.mean for each in of) * shape.flop_a_token
         about = loop.details(rank, "in bf16, with weights, optimizer and loss in fp32", course[0], of)
         about["TFLOP/s a GPU"] = float(f"{flop / 1e12:.4g}")
-        return loop.throughput("token_throughput", tokens, of, at, together, details=about, gpu_state=watch.state)
+        return loop.throughput("token_throughput", tokens, of, at, together, details=about, gpu_state=watch.state())
 
     readings = [reading(laps.usual, under, together)]
     if quiet:
