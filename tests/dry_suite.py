@@ -117,7 +117,7 @@ WORK = [
     (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),
     (ways, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
     (ways, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
-    (ways, {"write_photos": nothing, "worker_count": giving(8)}),
+    (ways, {"write_photos": nothing, "worker_count": giving(8), "agree": lambda rank, number: number}),
     (ways, {"normalised": nothing, "photo_loader": nothing, "closing": nullcontext}),
     (transformer, {"transformer": giving(SimpleNamespace(blocks=(), dtype=None)), "trainer": giving((nothing, None))}),
     (transformer, {"agree": lambda rank, number: number, "sequences": nothing, "Watch": giving(nullcontext(WATCHED))}),

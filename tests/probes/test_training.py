@@ -138,7 +138,8 @@ def fed(rank, folder):
 
     # A network that takes no time: on a busy host a real one may be slower than the slow loader.
     at_once = patch.object(loop, "eager", lambda *_: lambda images, labels: images.mean())
-    with at_once, slowed(datasets.ImageFolder, "__getitem__"):
+    room = patch.object(ways, "worker_count", lambda *_: 1 + rank.index)  # all take what one has room for
+    with at_once, room, slowed(datasets.ImageFolder, "__getitem__"):
         return ways.fed_throughput(rank, folder, "amp", QUICK)
 
 
@@ -146,6 +147,7 @@ def test_a_slow_loader_is_host_bound(two_ranks, tmp_path):
     ways.write_photos(tmp_path, 8)
     measured = measure(two_ranks, fed, str(tmp_path))
     assert measured.details["training"].startswith("is host-bound: the loader gives"), measured.details
+    assert measured.details["workers"] == "1 a GPU"
 
 
 def die_with_workers(rank, folder, file):

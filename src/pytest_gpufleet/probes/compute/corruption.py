@@ -224,11 +224,11 @@ def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
         common = min(len(every[index].hashes) for index in ranks)
         hashes = torch.stack([every[index].hashes[:common] for index in ranks])
         for at in (hashes != hashes[0]).any(0).nonzero().flatten().tolist():
-            of_round = dict(zip(ranks, hashes[:, at].tolist(), strict=True))
-            usual, count = Counter(of_round.values()).most_common(1)[0]
-            one = next(index for index in ranks if of_round[index] == usual)
-            for index in ranks:
-                if of_round[index] != usual:
+            of_round = hashes[:, at].tolist()
+            usual, count = Counter(of_round).most_common(1)[0]
+            one = ranks[of_round.index(usual)]
+            for index, own in zip(ranks, of_round, strict=True):
+                if own != usual:
                     found.setdefault(index, Dissent(every[one].first + at, one, count, len(ranks)))
     return found
 

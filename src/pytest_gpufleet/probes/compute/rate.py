@@ -7,7 +7,7 @@ Unlike there it is one shape on all GPUs, so that peers and runs are compared by
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import torch
@@ -19,6 +19,7 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu
 from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
+from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
 from pytest_gpufleet.world.rank import Rank
@@ -131,24 +132,16 @@ def precisions_of(rank: Rank) -> list[str]:
 
 
 def relative_rate(rates: Sequence[Measurement]) -> Measurement:
-    """The mean of a GPU's rates at all precisions, each as a part of the fastest's. What one GPU loses in all of them
-    stands out here more than in any single one."""
-    places = rates[0].values
-    fastest = [max(rate.values.values()) for rate in rates]
-    values = {
-        place: fmean(rate.values[place] / most if most else 0.0 for rate, most in zip(rates, fastest, strict=True))
-        for place in places
-    }
-    known = {place: [rate.gpu_states[place] for rate in rates if place in rate.gpu_states] for place in places}
-    states = {place: _mean_state(each) for place, each in known.items() if each}
+    """The mean of a GPU's rates at all precisions, each as a part of the fastest's, and of its temperatures. What one
+    GPU loses in all of them stands out here more than in any single one."""
+    values, states = dict[Where, float](), dict[Where, GpuState]()
+    for place in rates[0].values:
+        parts = (rate.values[place] / most if (most := max(rate.values.values())) else 0.0 for rate in rates)
+        known = (rate.gpu_states[place].temperature_c for rate in rates if place in rate.gpu_states)
+        values[place], celsius = fmean(parts), [each for each in known if each is not None]
+        states |= {place: GpuState(fmean(celsius))} if celsius else {}
     details = {"precisions": ", ".join(str(rate.conditions["precision"]) for rate in rates)}
     return Measurement("gemm_relative", values, {"at_once": "all"}, details=details, gpu_states=states)
-
-
-def _mean_state(states: Sequence[GpuState]) -> GpuState:
-    names = [field.name for field in fields(GpuState)]
-    known = {name: [value for each in states if (value := getattr(each, name)) is not None] for name in names}
-    return GpuState(**{name: fmean(values) if values else None for name, values in known.items()})
 
 
 # Below the power limit. fp32 without tensor cores on zeros drew 433 to 443 of 700 W: the clock stayed at its highest,

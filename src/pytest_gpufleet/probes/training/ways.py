@@ -22,7 +22,7 @@ from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.measurement import Reading
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.model.place import WORLD, Where
-from pytest_gpufleet.probes.timing import everyones
+from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
 from pytest_gpufleet.world.rank import Rank
@@ -93,7 +93,7 @@ def fed_throughput(
     as the workers can have ready, so that none is served from what was ready before."""
     training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
     batch = training.batch
-    workers = workers or worker_count(rank.local_size, batch * 3 * training.pixels**2)
+    workers = workers or agree(rank, worker_count(rank.local_size, batch * 3 * training.pixels**2))
     count = workers * PREFETCH
     # More than are read: else nobody would work on the next ones during the last sample.
     photos = photo_loader(rank, folder, training.pixels, batch, (2 + loop.SAMPLES) * count, workers)
