@@ -155,18 +155,6 @@ def test_ports_of_gpus_that_take_no_part_are_not_those_of_the_others():
     assert gigabits_for_each_gpu(gpus, untold) == 0
 
 
-@pytest.mark.parametrize("case", ["a port is down", "all are down", "B300"])
-def test_ports_that_are_down_are_named(case):
-    there, facts, _ = NETWORKS[case]
-    gpus = [Gpu(index, each) for index, each in enumerate(facts)]
-    each = ports_of({"network_ports": there})
-    found = not_up(each, gpus, needed=True)
-    assert {fault.name for fault in found} <= {"network_port_unlike_others"}
-    assert [fault.what.partition(" ")[0] for fault in found] == [
-        each["port"] for each in there if each["state"] == DOWN["state"]
-    ]
-
-
 @pytest.mark.parametrize(("gpus", "kept", "named"), [
     (EIGHT, ports(1, 25, 8, **ETHERNET), 8),  # for management
     (EIGHT, ports(8, 200, 8, adapter="MT41692"), 0),  # the network of the GPUs is another

@@ -352,11 +352,6 @@ def test_evidence_is_judged_by_the_manifest_of_the_suite_that_made_it():
     assert ANY not in subjects
 
 
-def test_a_case_of_the_suite_is_known_without_its_folders_and_no_other_test():
-    own, name = "checks/test_own.py::test_it[a/b]", f"{SEVERAL}[fp16]"
-    assert [shipped().known_as(node) for node in (name, f"a/b/{name}", own)] == [name, name, own]
-
-
 def test_a_board_with_another_part_number_is_told_and_no_fault():
     boards = ["692-1", "692-1", "965-2", None]
     gpus = tuple(Gpu(i, {**CARDS.gpus[i].facts, "board_part_number": board}) for i, board in enumerate(boards))
