@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet import World, expect_none, not_applicable
 from pytest_gpufleet.probes.compute.fixed_work import fingerprints
-from pytest_gpufleet.verdict import fingerprint_rules
+from pytest_gpufleet.verdict.fleet import equality
 
 pytestmark = [
     pytest.mark.chapter("Fingerprint", "Do all GPUs compute the same bits from the same data?"),
@@ -22,9 +22,9 @@ def compute(world: World, record_fingerprints: Record, work: str) -> None:
     """Record what each GPU computes, and fail with those that differ."""
     found = fingerprints(world, work)
     record_fingerprints(found)
-    if fingerprint_rules.nothing_repeats(found):
+    if equality.nothing_repeats(found):
         not_applicable("with this software no GPU gives the same bits twice, so there is nothing to compare")
-    expect_none(fingerprint_rules.gpus_apart(found))
+    expect_none(equality.gpus_apart(found))
 
 
 @pytest.mark.parametrize("work", ["products", "reductions", "training"])

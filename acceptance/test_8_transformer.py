@@ -22,7 +22,7 @@ from pytest_gpufleet import (
     scaling_efficiency,
 )
 from pytest_gpufleet.probes.training import transformer
-from pytest_gpufleet.verdict import peaks
+from pytest_gpufleet.verdict import physical_limits
 
 pytestmark = [
     pytest.mark.chapter("Transformer", "Is a language model trained right, and how fast?"),
@@ -54,8 +54,8 @@ def with_utilization(gpu_topology: GpuTopology, gpu_profile: Profile | None) -> 
         found, impossible = [*figures], list[Fault]()
         for tokens in (each for each in figures if each.unit == "tokens/s"):
             shape = transformer.SHAPES[str(tokens.conditions["model"])]
-            found += peaks.model_flops_utilization(tokens, shape.flop_a_token, gpu_topology, data_sheet)
-            impossible += peaks.above_peak(tokens, shape.least_flop_a_token, gpu_topology)
+            found += physical_limits.model_flops_utilization(tokens, shape.flop_a_token, gpu_topology, data_sheet)
+            impossible += physical_limits.above_peak(tokens, shape.least_flop_a_token, gpu_topology)
         return found, impossible
 
     return of

@@ -16,8 +16,7 @@ from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
 from pytest_gpufleet.model.place import Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, noise
-from pytest_gpufleet.verdict.fingerprint_rules import gpus_apart, nothing_repeats
-from pytest_gpufleet.verdict.fleet.equality import not_compared, other_bits
+from pytest_gpufleet.verdict.fleet.equality import gpus_apart, not_compared, nothing_repeats, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_compute_otherwise
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.outliers import Figure, beside_most

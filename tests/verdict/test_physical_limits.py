@@ -13,10 +13,9 @@ from pytest_gpufleet.model.measurement import Measurement
 from pytest_gpufleet.model.metric import METRICS, GiB, MiB
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict import peaks, physical_limits as parts_of
+from pytest_gpufleet.verdict import physical_limits as peaks
 from pytest_gpufleet.verdict.judgement import judge, judged_by
-from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, physical_limit
+from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, NoPeak, physical_limit
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200
@@ -256,7 +255,7 @@ def test_the_documentation_has_every_part():
     text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Theoretical limits")
     section, _, _ = section.partition("### Conditions")
-    of, training = parts_of, (fraction for fraction, *_ in parts_of.TRAINING.values())
+    of, training = peaks, (fraction for fraction, *_ in peaks.TRAINING.values())
     every = [of.MEMORY, of.MEMCPY, of.HOST, of.HOST_PCIE_3, of.PAIR, of.PAIR_PCIE, of.RING, of.EACH, of.PRODUCTS]
     every += [of.POWER, of.TOGETHER, of.RAIL, of.RAILS_TOGETHER]
     every += [*COLLECTIVES.values(), *of.LOOPBACK.values(), *training]
@@ -336,13 +335,13 @@ FOLLOWS = {
 @pytest.mark.parametrize(("peak", "fact"), [(peak, fact) for peak, facts in FOLLOWS.items() for fact in facts])
 def test_a_fact_that_the_driver_does_not_give_is_not_guessed(peak, fact):
     for untold in (Missing("NVML: Not Supported", absent=True), 0):
-        with pytest.raises(peaks.NoPeak, match=f"does not give {fact} of GPU 0"):
+        with pytest.raises(NoPeak, match=f"does not give {fact} of GPU 0"):
             peak(H200.gpu(**{fact: untold}))
 
 
 def test_the_brand_is_asked_for_where_it_decides():
     ada, hopper = BOARDS["NVIDIA L40S"], BOARDS["NVIDIA H200"]
-    with pytest.raises(peaks.NoPeak, match="brand"):
+    with pytest.raises(NoPeak, match="brand"):
         peaks.product_rate(ada.gpu(brand=Missing("NVML: Not Supported", absent=True)))
     assert peaks.product_rate(hopper.gpu(brand=0))
 
@@ -353,7 +352,7 @@ def test_the_brand_is_asked_for_where_it_decides():
     ({"compute_capability": [99, 0]}, "nobody has looked up the matrix products of compute capability 99.0"),
 ])  # fmt: skip
 def test_parts_of_gpus_and_what_nobody_has_looked_up_have_no_peak(facts, why):
-    with pytest.raises(peaks.NoPeak, match=why):
+    with pytest.raises(NoPeak, match=why):
         peaks.product_rate(H200.gpu(**facts))
 
 
@@ -364,7 +363,7 @@ def test_a_virtual_machine_that_does_not_see_the_slot_asks_for_what_the_link_run
     assert peaks.host_link(in_slow_host).formula == "PCIe 4 x 16 lanes"
     saves_power = H200.gpu(virtualization=1, pcie_generation=1, pcie_width=16)
     assert peaks.host_link(saves_power).formula == "PCIe 3 x 16 lanes"
-    with pytest.raises(peaks.NoPeak, match="PCIe of generation 1"):
+    with pytest.raises(NoPeak, match="PCIe of generation 1"):
         peaks.host_link(H200.gpu(pcie_generation_max=1))
 
 

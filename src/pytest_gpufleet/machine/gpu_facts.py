@@ -258,7 +258,7 @@ def _plain(name: str) -> Read:
 # `gsp_firmware`: what runs on the GPU's own processor (GSP), Missing where the driver does that work itself.
 # `processes`: who computed on the GPU before this run's ranks started, as "process 4711 (python3), 2.1 GiB". `brand` is
 # an nvmlBrandType_t, `virtualization` an nvmlGpuVirtualizationMode_t. What physical limits are made of
-# (verdict/peaks.py): `cuda_cores`, `memory_bus_bits` and the highest clocks. `pcie_width_able`: how many lanes the
+# (physical_limits.py): `cuda_cores`, `memory_bus_bits` and the highest clocks. `pcie_width_able`: how many lanes the
 # "gpu" itself can use, by the system; pcie_width_max is no more than its slot has. `network_adapters`: InfiniBand and
 # RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none where nobody can say which of several.
 # `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`: what the firmware calls the slot of a

@@ -19,8 +19,7 @@ from pytest_gpufleet.model.place import Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.outliers import figure_of, slower_than_peers, usual_and_allowed
-from pytest_gpufleet.verdict.peaks import NoPeak
-from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, is_required, physical_limit
+from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, NoPeak, is_required, physical_limit
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu
 
 STEADINESS = "samples that differ so much make no measurement: something else uses the GPU, or it throttles"

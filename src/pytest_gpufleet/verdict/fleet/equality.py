@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.machine.gpudirect import GPUDIRECT
 from pytest_gpufleet.machine.host import DMI
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, active, fastest_ports, ports_of
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
+from pytest_gpufleet.model.events import Fingerprint
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, Missing
 from pytest_gpufleet.model.language import Listed, Said, some
 from pytest_gpufleet.model.place import Place, Where, grouped
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fingerprint_rules import MOST_PARTS, Work, computed, usual
 
 UNKNOWN, NOT_SET = "unknown", "not set"
 # Facts of GPUs that one model can have in several ways: firmware, memory, settings. Of a host all that its GPUs have.
@@ -142,13 +142,17 @@ def _differences(records: Records, facts_of: Callable[[Record], dict[str, str]])
 def difference(fact: str, values: Mapping[str, str], code: str = "host_unlike_others") -> Difference | None:
     """In what hosts differ, by the value of each; None if they do not. One that is not known differs from nothing."""
     values = {host: value for host, value in values.items() if value != UNKNOWN}
-    counts = Counter(values.values())
-    if len(counts) < 2:
+    if len({*values.values()}) < 2:
         return None
-    most, count = counts.most_common(1)[0]
-    usual = most if 2 * count > len(values) else None
+    usual = majority(values.values())
     others = grouped((value, host) for host, value in values.items() if value != usual)
     return Difference(fact, usual, {value: tuple(hosts) for value, hosts in others.items()}, code)
+
+
+def majority(values: Iterable[str]) -> str | None:
+    """What more than half of them are, None if there is no such."""
+    counts = Counter(values)
+    return next((most for most, count in counts.items() if 2 * count > counts.total()), None)
 
 
 def models(record: Record) -> str:
@@ -215,6 +219,58 @@ def _text(value: Any) -> str:
     return UNKNOWN if value is None or value == "" else str(value)
 
 
+# ---------------------------------------------------------------- what GPUs compute of the same data
+
+MOST_PARTS = 3  # that are named
+
+
+class Work(NamedTuple):
+    """What must be the same for the same bits to come out: the device, its libraries, and what it is to do."""
+
+    kind: str
+    software: tuple[tuple[str, str], ...]
+    part: str
+
+
+def computed(fingerprints: Iterable[Fingerprint]) -> dict[Work, dict[Where, str]]:
+    """The hashes of what each place computed, by the work that places have in common; "" of what did not repeat. Before
+    them those of the data that it began with, which its host made."""
+    found: dict[Work, dict[Where, str]] = defaultdict(dict)
+    for each in fingerprints:
+        software = tuple(sorted(each.software.items()))
+        for name, part in each.parts.items():
+            found[Work(each.kind, software, f"the data of {name}")][each.place] = part.inputs
+            found[Work(each.kind, software, name)][each.place] = part.output
+    return found
+
+
+def gpus_apart(fingerprints: Sequence[Fingerprint]) -> list[Fault]:
+    """GPUs that differ from more than half of those of their kind; where there is no such majority, one fault of all
+    that differ, since nobody can say which are wrong. What repeats on less than half of them is not held against
+    anybody: it is the software that does not repeat it."""
+    wrong, unclear = defaultdict[Where, list[str]](list), defaultdict[tuple[Where, ...], list[str]](list)
+    for (*_, part), hashes in computed(fingerprints).items():
+        steady = {place: each for place, each in hashes.items() if each}
+        if 2 * len(steady) < len(hashes):
+            continue
+        most = majority(steady.values())
+        if most is None and steady:
+            unclear[tuple(sorted(steady))].append(part)
+        for place, each in hashes.items():
+            if not each or most not in (None, each):
+                wrong[place].append(part if each else f"{part} (other bits each time)")
+    found: dict[tuple[Where, ...], str] = {}
+    for place, parts in sorted(wrong.items()):
+        found[(place,)] = f"other bits than most: {some(parts, MOST_PARTS, '; ')}"
+    for places, parts in unclear.items():
+        found[places] = f"they differ, and nobody can say which is wrong: {some(parts, MOST_PARTS, '; ')}"
+    return [Fault("gpu_bits_differ", places, what) for places, what in found.items()]
+
+
+def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
+    return not any(part.output for each in fingerprints for part in each.parts.values())
+
+
 def other_bits(records: Records) -> list[Difference]:
     """In which parts of their fingerprints machines differ that have the same GPUs, libraries and branch of the driver.
     Parts in which the same machines differ are one difference, with the hashes of the first.
@@ -241,7 +297,7 @@ def by_work(records: Records) -> dict[tuple[str, Work], dict[str, str]]:
     found: dict[tuple[str, Work], dict[str, str]] = defaultdict(dict)
     for name, record in records.items():
         for work, hashes in _computed(record).items():
-            if most := usual(hashes.values()):
+            if most := majority(filter(None, hashes.values())):
                 found[_branch(record), work][name] = most
     return found
 
