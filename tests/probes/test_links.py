@@ -143,4 +143,4 @@ def test_ranks_meet_whomever_they_want_to_and_as_often():
         thread.join()
         assert order == ["came", "went on"]
     for line in lines:
-        line.remove()
+        line.memory.free()

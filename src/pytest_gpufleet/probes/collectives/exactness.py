@@ -38,8 +38,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # One element, fewer than there are ranks, a power of two, and a number that fits no block.
 COUNTS = {"cuda": (1, 3, 1 << 20, 1_000_003), "cpu": (1, 3, 1 << 14, 10_007)}
 LARGE = {"cuda": 1 << 24, "cpu": 1 << 14}  # keeps all links busy
-# That a rank makes of all ranks together: they are int64, and on 8 ranks LARGE takes as many. Of more ranks each has
-# fewer, so that those of thousands fit into memory too.
+# That a rank makes of all ranks together: int64, and on 8 ranks LARGE takes as many. Of thousands each has fewer.
 MOST_NUMBERS = 1 << 27
 
 # How torch says that a backend lacks an operation or a type. Every other error is a failure.

@@ -46,14 +46,19 @@ def transport(world: World, group: World, sizes: Sizes) -> Transport:
     """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the
     smallest hang or raise too, and work without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are
     started for it, and anew for what comes next."""
+
+    def works(variables: Mapping[str, str]) -> bool:
+        with suppress(RankFailure):
+            return bool(_logged(group, {each: nbytes[:1] for each, nbytes in sizes.items()}, variables))
+        return False
+
     try:
         return _logged(group, sizes, {})
     except RankFailure as failure:
         if failure.kind not in WITHOUT or not group.gpus or len(group.nodes) > 1:
             raise
         code, name, value = WITHOUT[failure.kind]
-        small = {each: nbytes[:1] for each, nbytes in sizes.items()}
-        if _works(group, small, {}) or not _works(group, small, {name: value}):
+        if works({}) or not works({name: value}):
             raise
         what = f"{failure.headline.splitlines()[0]}; with {name}={value} it works"
         places = _hanging(world) if failure.kind == "hang" else ()
@@ -69,14 +74,6 @@ def _logged(group: World, sizes: Sizes, variables: Mapping[str, str]) -> Transpo
         for left in file.parent.glob(f"{file.name}.*"):
             left.unlink(missing_ok=True)
     return Transport(parse(text for text, _ in answers), [beside for _, beside in answers])
-
-
-def _works(group: World, sizes: Sizes, variables: Mapping[str, str]) -> bool:
-    try:
-        _logged(group, sizes, variables)
-    except RankFailure:
-        return False
-    return True
 
 
 def _hanging(world: World) -> tuple[Where, ...]:

@@ -77,8 +77,7 @@ def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
     """Microseconds from one copy of 16 bytes to the next, of 100 that read from the memory of the other GPU of every
     pair, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does."""
-    at_once = _each_pair(world.size, topology)
-    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, at_once, "latency")
+    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, _each_pair(world.size, topology), "latency")
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:

@@ -113,12 +113,12 @@ class StartingLine:
     """For every rank of its world, how often this one came to meet it: in memory that the others map."""
 
     def __init__(self, ranks: int) -> None:
-        self._memory = HostCopier()
-        self.offer = self._memory.offer(self._memory.device_memory(ranks * WORD_BYTES))
+        self.memory = HostCopier()
+        self.offer = self.memory.offer(self.memory.device_memory(ranks * WORD_BYTES))
 
     def draw(self, me: int, offers: Iterable[Sequence[Offer]]) -> None:
         """Learn the number of this rank, and where the lines of all ranks are, by what each got of `prepare`."""
-        self._me, self._lines = me, [self._memory.mapped(line).numpy() for *_, line in offers]
+        self._me, self._lines = me, [self.memory.mapped(line).numpy() for *_, line in offers]
 
     def meet(self, others: Collection[int]) -> None:
         """Go on when each of these ranks has come here to meet this one: to within about 0.1 ms at the same time."""
@@ -128,10 +128,6 @@ class StartingLine:
         for other in others:
             while self._lines[other][self._me] < mine[other]:
                 time.sleep(0)  # lets the other threads of this process run, which hold and release streams
-
-    def remove(self) -> None:
-        self._lines = []
-        self._memory.free()
 
 
 # What torch does not offer of the CUDA driver, through ctypes: copies that one side drives, memory to share. Types and
@@ -381,7 +377,7 @@ def prepare(rank: Rank, nbytes: int, ways: Mapping[str, Sequence[str]], shared: 
 
 def free(rank: Rank) -> None:
     ends: Ends = rank.kept.pop(ENDS)
-    ends.line.remove()
+    ends.line.memory.free()
     ends.copier.free()
 
 

@@ -341,11 +341,9 @@ def _named(found: Culprits, code: str, at: Callable[[int], Place], hosts: Hosts)
 
 def _pairs(figures: Iterable[float]) -> str:
     values = [*figures]
-    if not values:
-        return "no two nodes have as many GPUs"
     if len(values) == 1:
         return f"with two nodes it can be either, and they reach {span(values)}"
-    return f"{len(values)} pairs reach {span(values)}"
+    return f"{len(values)} pairs reach {span(values)}" if values else "no two nodes have as many GPUs"
 
 
 def _nodes(group: Group, hosts: Hosts) -> str:
