@@ -604,7 +604,7 @@ ELSEWHERE = {
     "a figure that misses once and not again":
         "tests/verdict/test_second_measurement.py::test_both_are_on_record_and_the_second_counts",
     "`timeout = 4` in pytest.ini":
-        "tests/world/test_deadlines.py::test_a_limit_of_pytest_timeout_fails_no_check_and_is_reported",
+        "tests/world/test_start.py::test_a_limit_of_pytest_timeout_fails_no_check_and_is_reported",
     "a rank that raises and then dies":
         "tests/world/test_pool.py::test_a_rank_that_raises_and_dies_of_it_is_reported_by_what_it_raised",
     "an agent that was fenced":

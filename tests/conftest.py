@@ -27,7 +27,7 @@ LONGEST = (  # in seconds of the clock, which are not those of the cores: some w
     "acceptance/test_acceptance.py", "probes/test_culprit.py", "probes/test_training.py", "world/test_faults.py",
     "commands/test_tools.py", "plugin/test_plugin.py",
     "plugin/test_many_nodes.py", "acceptance/test_elsewhere.py", "world/test_start.py", "nodes/test_agent.py",
-    "run/test_orphans.py", "world/test_deadlines.py", "run/test_hard_end.py", "acceptance/test_burn_in.py",
+    "run/test_orphans.py", "run/test_hard_end.py", "acceptance/test_burn_in.py",
 )  # fmt: skip
 # Hosts of namespaces, where a busy machine's silence is taken for death: they have the machine to themselves (`make
 # hosts`).

@@ -150,14 +150,9 @@ def failures(fleet):
         def test_fixture_that_stays(rank, guard):
             pass
 
-        def test_fixture_world(rank, world):
-            pass
-
-        def test_fixture_capsys(rank, capsys):
-            pass
-
-        def test_fixture_request(rank, request):
-            pass
+        def test_fixture_world(rank, world): pass
+        def test_fixture_capsys(rank, capsys): pass
+        def test_fixture_request(rank, request): pass
 
         @pytest.fixture
         def too_early(rank):

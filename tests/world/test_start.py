@@ -1,5 +1,5 @@
-"""Ranks that do not come up, process groups that do not, and when ranks end: while the report is written, but not
-before fixtures are done with them."""
+"""Ranks that do not come up, process groups that do not, and whose deadlines end a test; and when ranks end: while the
+report is written, but not before fixtures are done with them."""
 
 from dataclasses import replace
 
@@ -104,8 +104,9 @@ def test_ranks_are_gone_before_the_report_is_done(fleet):
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary():
-        from tests.nodes.controller import wait_until_gone
-        wait_until_gone(PIDS)  # which hangs if nobody ends them before the session is closed
+        from pytest_gpufleet.world.engines import processes
+        from tests.waiting import comes_true
+        assert comes_true(lambda: not any(map(processes.look, PIDS)))  # before the session is closed
     """
     )
     run = fleet("def test_one(): pass\n", "-s", files={"conftest.py": conftest})
@@ -123,3 +124,25 @@ def test_fixtures_of_a_session_that_was_ended_are_taken_down_on_the_same_ranks(f
     """
     )
     assert "still known: [0, 1]" in fleet(module, "-s").text
+
+
+OWN = """
+import time
+
+import pytest
+
+def test_own(world):
+    time.sleep(0.1)
+    assert world.run(lambda rank: rank.index) == [0, 1]
+
+@pytest.mark.timeout(1)
+def test_with_a_limit_of_its_own():
+    time.sleep(60)
+"""
+
+
+def test_a_limit_of_pytest_timeout_fails_no_check_and_is_reported(fleet):
+    run = fleet(OWN, files={"pytest.ini": "[pytest]\ntimeout = 0.01\n"})
+    assert (run.check("test_own").outcome, run.record.spoiled) == ("passed", []), run.text
+    assert "limit of 0.01 s a test is left out" in run.text
+    assert run.check("test_with_a_limit_of_its_own").outcome == "failed", run.text

@@ -65,11 +65,6 @@ def test_functions_arguments_and_results_travel(fleet):
         assert received == [(3, sent, kind(rank, 0)) for rank in range(2)]
         assert all(type(value) is kind for _, value, _ in received)
 
-    def test_results_without_end_keep_their_order(world):
-        assert [world.run(lambda rank, i: (rank.index, i), i) for i in range(100)] == [
-            [(0, i), (1, i)] for i in range(100)
-        ]
-
     def test_output_of_ranks_is_captured(world, capfd):
         def speak(rank):
             print("hello from", rank.index)
