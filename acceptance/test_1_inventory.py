@@ -27,7 +27,7 @@ from pytest_gpufleet import (
 from pytest_gpufleet.machine import health, network_ports, nvlink_domain, processors, software, tools
 from pytest_gpufleet.machine.gpu_facts import for_servers
 from pytest_gpufleet.model.events import NO_NETWORK, Order
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.probes.links.copies import pcie_generation_under_load
 from pytest_gpufleet.probes.memory import clocks_under_load

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpufleet import Fault, LiveMachine, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine import bmc, kernel_log, memory, processors
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.plugin import assertions
 
 Now = Callable[[str], Any]

@@ -23,7 +23,7 @@ from pytest_gpufleet import (
     not_applicable,
     scaling_efficiency,
 )
-from pytest_gpufleet.model.gpu import BF16_SINCE
+from pytest_gpufleet.model.place import BF16_SINCE
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.training import recipes, ways
 from pytest_gpufleet.probes.training.loop import train_throughput

@@ -7,7 +7,7 @@ import pytest
 from pytest_gpufleet import LiveMachine, expect_none, not_applicable, not_judged
 from pytest_gpufleet.machine.nvlink_domain import IMEX, Tray, domain_faults
 from pytest_gpufleet.model.events import Order
-from pytest_gpufleet.model.gpu import GpuTopology, Missing
+from pytest_gpufleet.model.place import GpuTopology, Missing
 from pytest_gpufleet.verdict import orders
 
 pytestmark = [

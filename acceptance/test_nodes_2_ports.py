@@ -12,8 +12,7 @@ from pytest_gpufleet.machine import network_ports, rails
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
 from pytest_gpufleet.machine.rails import SWITCH_PORTS, TCP
-from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import Missing, Where
 from pytest_gpufleet.verdict.fleet import equality
 
 pytestmark = [

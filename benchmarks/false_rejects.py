@@ -26,10 +26,8 @@ import msgspec
 
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import Pair, Where, gpu
+from pytest_gpufleet.model.metric import GiB, GpuState, Measurement, MiB
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Pair, Where, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places

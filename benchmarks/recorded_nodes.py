@@ -24,7 +24,7 @@ from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import Check, HostFound, Judged, TopologyFound, recorded
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.nodes import messages as say, wire
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, REPORT, SUMMARY

@@ -25,8 +25,7 @@ from pytest_gpufleet.machine.nccl_log import Beside, fallbacks
 from pytest_gpufleet.machine.rails import lost_packets, wired_otherwise
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.place import GpuTopology, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder

@@ -10,7 +10,7 @@ rate of the memory.
 
 from dataclasses import dataclass
 
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 
 GEFORCE, TESLA, NVIDIA_RTX, NVIDIA = 5, 2, 13, 14
 

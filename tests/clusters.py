@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pytest_gpufleet.model import events
-from pytest_gpufleet.model.gpu import joined
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, Measurement
+from pytest_gpufleet.model.place import joined
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import SuiteCheck
 from pytest_gpufleet.run.evidence import Evidence

@@ -16,10 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.levels import includes
-from pytest_gpufleet.model.measurement import GpuState
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, GpuState
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.plugin.assertions import taken
 from pytest_gpufleet.probes import between_nodes, endurance, inference, measure, memory, timing
 from pytest_gpufleet.probes.collectives import speed, under_load

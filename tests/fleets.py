@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pytest_gpufleet.model.events import NodeFound
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_gpufleet.machine.kernel_log import Logged, behind, of_the_host, parse, summed_up
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 
 # Facts that the snapshots are too old for: as two H200 had them on 2026-11-22, with driver 580.159.04.
 SINCE_THE_SNAPSHOTS = {

@@ -10,10 +10,8 @@ import msgspec
 from pytest_gpufleet.model.events import Check, NodeFinished, NodeFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import joined
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import WORLD, Pair, Place
+from pytest_gpufleet.model.metric import GiB, Measurement, MiB
+from pytest_gpufleet.model.place import WORLD, Pair, Place, joined
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 

@@ -7,8 +7,7 @@ from functools import cache, partial
 from statistics import fmean
 
 from pytest_gpufleet.model.conditions import ONE_WINDOW
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import METRICS, UNSTEADY_IN_NCCL, GiB, row_of
+from pytest_gpufleet.model.metric import METRICS, UNSTEADY_IN_NCCL, GiB, GpuState, Measurement, row_of
 from pytest_gpufleet.model.place import WORLD, gpu, where
 from pytest_gpufleet.probes.compute.corruption import excess
 from pytest_gpufleet.probes.compute.rate import relative_rate

@@ -7,9 +7,8 @@ import msgspec
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import Check
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import GiB, Measurement, MiB
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.report.machine_section import facts
 from pytest_gpufleet.run.evidence import Evidence

@@ -7,8 +7,7 @@ from unittest.mock import patch
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model.events import RunHeader
-from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.metric import METRICS
+from pytest_gpufleet.model.metric import METRICS, Sample
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite

@@ -10,31 +10,31 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# fmt: off
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.endings import not_applicable as not_applicable, not_judged as not_judged
+    from pytest_gpufleet.model.endings import not_applicable as not_applicable, not_judged as not_judged  # noqa: I001
     from pytest_gpufleet.model.fault import Fault as Fault, Faults as Faults, expect_none as expect_none
     from pytest_gpufleet.model.finding import Finding as Finding, Limit as Limit
-    from pytest_gpufleet.model.gpu import Gpu as Gpu, GpuTopology as GpuTopology
-    from pytest_gpufleet.model.measurement import GpuState as GpuState, Measurement as Measurement, Reading as Reading
-    from pytest_gpufleet.model.metric import GiB as GiB, KiB as KiB, Metric as Metric, MiB as MiB, Size as Size
-    from pytest_gpufleet.model.place import THIS_NODE as THIS_NODE, WORLD as WORLD, Pair as Pair, Place as Place
+    from pytest_gpufleet.model.metric import (
+        GiB as GiB, GpuState as GpuState, KiB as KiB, Measurement as Measurement, Metric as Metric, MiB as MiB,
+        Reading as Reading, Size as Size,
+    )
+    from pytest_gpufleet.model.place import (
+        THIS_NODE as THIS_NODE, WORLD as WORLD, Gpu as Gpu, GpuTopology as GpuTopology, Pair as Pair, Place as Place,
+    )
     from pytest_gpufleet.plugin.assertions import (
-        Judge as Judge,
-        LiveMachine as LiveMachine,
-        at_least as at_least,
-        expect as expect,
+        Judge as Judge, LiveMachine as LiveMachine, at_least as at_least, expect as expect,
     )
     from pytest_gpufleet.probes.collectives.speed import bus_bandwidth as bus_bandwidth
     from pytest_gpufleet.probes.measure import (
-        measure as measure,
-        measure_all as measure_all,
-        scaling_efficiency as scaling_efficiency,
+        measure as measure, measure_all as measure_all, scaling_efficiency as scaling_efficiency,
     )
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.profile import Profile as Profile
     from pytest_gpufleet.world.failure import RankFailure as RankFailure, RankReport as RankReport
     from pytest_gpufleet.world.rank import Rank as Rank
     from pytest_gpufleet.world.world import World as World
+# fmt: on
 
 __version__ = "0.4.0.dev0"
 
@@ -42,10 +42,8 @@ _NAMES = {
     "model.endings": ("not_applicable", "not_judged"),
     "model.fault": ("Fault", "Faults", "expect_none"),
     "model.finding": ("Finding", "Limit"),
-    "model.gpu": ("Gpu", "GpuTopology"),
-    "model.measurement": ("GpuState", "Measurement", "Reading"),
-    "model.metric": ("GiB", "KiB", "Metric", "MiB", "Size"),
-    "model.place": ("THIS_NODE", "WORLD", "Pair", "Place"),
+    "model.metric": ("GiB", "GpuState", "KiB", "Measurement", "Metric", "MiB", "Reading", "Size"),
+    "model.place": ("THIS_NODE", "WORLD", "Gpu", "GpuTopology", "Pair", "Place"),
     "plugin.assertions": ("Judge", "LiveMachine", "at_least", "expect"),
     "probes.collectives.speed": ("bus_bandwidth",),
     "probes.measure": ("measure", "measure_all", "scaling_efficiency"),

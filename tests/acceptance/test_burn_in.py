@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import GpuState
+from pytest_gpufleet.model.metric import GpuState
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.report.terminal import live
 from pytest_gpufleet.verdict.judgement import judge

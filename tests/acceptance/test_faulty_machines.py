@@ -16,7 +16,7 @@ from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.kernel_log import Logged
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 from pytest_gpufleet.verdict.orders import load
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.conftest import ACCEPTANCE, RECORDED

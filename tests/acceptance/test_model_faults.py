@@ -3,7 +3,7 @@ and what makes it slow shows."""
 
 import pytest
 
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.verdict.gaps import without_figures
 from pytest_gpufleet.verdict.judgement import judge

@@ -9,8 +9,7 @@ from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.rdma import Written
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Missing, joined
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Missing, Place, joined
 from pytest_gpufleet.plugin.assertions import Node
 from pytest_gpufleet.probes import adapter_loopback
 from pytest_gpufleet.verdict.judgement import judge

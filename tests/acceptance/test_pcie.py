@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet.machine import gpudirect, pcie
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from tests.acceptance.checks import outcomes
 from tests.acceptance.test_faulty_machines import port
 from tests.machine.test_pcie import BOARD, VIRTUAL, config_space

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.training.recipes import Workload, plan
 from tests.acceptance import checks as checks  # which finds the checks

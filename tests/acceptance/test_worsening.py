@@ -5,7 +5,7 @@ import pytest
 from pytest_gpufleet.machine.health import Guard, slowdowns
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.model.place import Gpu, Missing
 from tests.acceptance.test_faulty_machines import SERIAL, named
 from tests.conftest import RECORDED
 from tests.machines import recorded

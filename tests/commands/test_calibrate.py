@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpufleet.model.finding import Reference
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.metric import Measurement, Metric
 from pytest_gpufleet.verdict import profile, toml_table
 from tests import runs
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_gpufleet.machine.gpu_facts import READINGS
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 from pytest_gpufleet.report.terminal.live import AROUND, running_check, table
 from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
@@ -32,7 +32,6 @@ STAND_IN = f"""
 import sys
 from contextlib import contextmanager
 from pytest_gpufleet.machine import local_node
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 
 class StandIn:
     def count(self):

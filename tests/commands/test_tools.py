@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import Telemetry, Verdict
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.evidence import Evidence
 from pytest_gpufleet.safe_files import sha256

@@ -15,8 +15,7 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.machine.kernel_log import meanings
 from pytest_gpufleet.model import suite
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.metric import Measurement, MiB
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.settings import OPTIONS
 from pytest_gpufleet.verdict.profile import for_gpu

@@ -14,7 +14,7 @@ import pytest
 from pytest_gpufleet.machine import local_node, nvml
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
 from pytest_gpufleet.machine.local_node import GpuTaken
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.verdict import physical_limits as peaks
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.boards import BOARDS

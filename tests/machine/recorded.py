@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpufleet.machine import local_node
 from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from tests import machines
 
 

@@ -17,7 +17,7 @@ from pytest_gpufleet.machine.gpu_facts import (
     TELEMETRY,
     unreadable_by_model,
 )
-from pytest_gpufleet.model.gpu import Gpu, Missing
+from pytest_gpufleet.model.place import Gpu, Missing
 from pytest_gpufleet.plugin.assertions import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options

@@ -8,8 +8,7 @@ import pytest
 from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.kernel_log import TABLE, KernelLog, Logged, Xid, judged, of_the_host, parse, recognised
 from pytest_gpufleet.model.fault import CODES, Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import THIS_NODE, gpu as gpu_place
+from pytest_gpufleet.model.place import THIS_NODE, Gpu, gpu as gpu_place
 from pytest_gpufleet.verdict.accusations import explaining
 from tests.machine.trees import written
 

@@ -8,7 +8,7 @@ import sys
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
 from pytest_gpufleet.machine.kernel_log import Logged, Xid
 from pytest_gpufleet.machine.local_node import LocalNode, take
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 from tests.conftest import ROOT
 
 TOPOLOGY = GpuTopology(gpus=tuple(Gpu(i, {"name": "H200", "pci_bus_id": f"00000000:{i}B:00.0"}) for i in range(2)))

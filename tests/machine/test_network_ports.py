@@ -10,7 +10,7 @@ from pytest_gpufleet.machine.network_ports import Packets, PcieLink, Port
 from pytest_gpufleet.machine.rails import between, lost_packets, read_switches, read_tcp, wired_otherwise
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.verdict.fleet.equality import ports_unlike
 from tests.machine.trees import written
 

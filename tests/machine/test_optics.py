@@ -7,7 +7,7 @@ from pytest_gpufleet.machine import optics
 from pytest_gpufleet.machine.optics import Reading, links_with_errors, module_faults
 from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from tests.acceptance.checks import outcomes
 from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded

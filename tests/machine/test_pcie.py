@@ -8,7 +8,7 @@ from pytest_gpufleet.machine.gpudirect import GpuDirect, misplaced_adapters
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.pcie import Device
 from pytest_gpufleet.machine.tools import Unreadable
-from pytest_gpufleet.model.gpu import Gpu
+from pytest_gpufleet.model.place import Gpu
 from tests.machine.trees import laid_out, replaced, written
 
 BOARD, VIRTUAL = "hgx-h200-switches", "hgx-h200-virtual"

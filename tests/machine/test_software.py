@@ -9,7 +9,7 @@ from pytest_gpufleet.machine import software
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.software import TopologyFile, read_topology_file, relevant
 from pytest_gpufleet.machine.tools import Absent
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
+from pytest_gpufleet.model.place import Gpu, GpuTopology
 from tests.conftest import SECONDS
 
 # As on a machine with a GPU that cuDNN no longer knows.

@@ -18,8 +18,8 @@ from pytest_gpufleet.machine.health import POWER_CAP
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.telemetry import Sampler, Watch
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing, clock_events
-from pytest_gpufleet.model.measurement import GpuState
+from pytest_gpufleet.model.metric import GpuState
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing, clock_events
 from tests.machine import fake_nvml
 
 MANY_SECONDS = 30  # a deadline for what takes milliseconds

@@ -13,7 +13,7 @@ from pytest_gpufleet.machine import bmc, disks, host, memory, processors, tools
 from pytest_gpufleet.machine.tools import PACKAGES, HostFact, Unreadable, output
 from pytest_gpufleet.model.codec import plain
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.plugin.assertions import LiveMachine, of_host
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpufleet.model.gpu import ClusterTopology, GpuTopology, joined
-from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, on_node, read
+from pytest_gpufleet.model.place import WORLD, ClusterTopology, GpuTopology, Pair, Place, gpu, joined, on_node, read
 from tests import clusters, runs
 
 THREE = clusters.topology("gf1", "gf2", "gf3")

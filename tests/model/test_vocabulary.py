@@ -11,8 +11,15 @@ import torch
 from pytest_gpufleet.model import codec, conditions as words
 from pytest_gpufleet.model.conditions import CONDITIONS, METHODS
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import BETWEEN_NODES, EXTRAORDINARY, MEASURED_UNDER, METRICS, KiB
+from pytest_gpufleet.model.metric import (
+    BETWEEN_NODES,
+    EXTRAORDINARY,
+    MEASURED_UNDER,
+    METRICS,
+    GpuState,
+    KiB,
+    Measurement,
+)
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate

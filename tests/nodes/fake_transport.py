@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import End, Hello, ToAgent
 

@@ -22,8 +22,8 @@ from pytest_gpufleet.machine.local_node import GpuTaken
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import typed
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import agent as agent_module, messages

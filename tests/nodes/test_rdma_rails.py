@@ -10,8 +10,7 @@ import pytest
 from pytest_gpufleet.machine import network_ports, rdma
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.rdma import BANDWIDTH, Written
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import Pair, Place
+from pytest_gpufleet.model.place import Gpu, Pair, Place
 from pytest_gpufleet.nodes import network
 from pytest_gpufleet.plugin.on_nodes import who_cannot_write
 from pytest_gpufleet.probes.between_nodes import RdmaRails

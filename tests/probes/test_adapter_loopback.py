@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import PcieLink, Port
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import Reading
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.adapter_loopback import (
     LOOPBACK_INTERFACE,

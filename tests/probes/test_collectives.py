@@ -15,9 +15,8 @@ from pytest_gpufleet.machine.nccl_log import Beside, NcclLog, Way
 from pytest_gpufleet.model.endings import NotJudged
 from pytest_gpufleet.model.events import TransportRead
 from pytest_gpufleet.model.fault import Faults
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.metric import Measurement
+from pytest_gpufleet.model.place import Gpu, GpuTopology, gpu
 from pytest_gpufleet.probes.collectives import speed, transport
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth, collective_latency
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_gpufleet.model.measurement import GpuState, Reading
+from pytest_gpufleet.model.metric import GpuState, Reading
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import Pair, Place, gpu
+from pytest_gpufleet.model.place import GpuTopology, Pair, Place, gpu
 from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.search.collective import SLOW, SLOW_COPIES, who_slows_pairs
 

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.probes.links.copies import host_bandwidth, pair_bandwidth, ring_bandwidth
 from pytest_gpufleet.probes.links.copying import HostCopier, StartingLine
 

@@ -14,8 +14,8 @@ from pytest_gpufleet.machine import processors, tools
 from pytest_gpufleet.machine.gpu_facts import CLOCK_MEMORY, CLOCK_SM
 from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
 from tests.machine.fake_nvml import Card, FakeNvml, not_supported

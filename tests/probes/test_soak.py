@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model import place
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
+from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
+from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.probes.compute.corruption import Soaked, soak_figures
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.verdict.judgement import judge

@@ -19,9 +19,8 @@ from torch.utils.data import DistributedSampler
 from pytest_gpufleet import Place, measure, measure_all
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.endings import NotApplicable
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.metric import Measurement
+from pytest_gpufleet.model.place import WORLD, Gpu
 from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training import cuda_graph, loop, ways
 from pytest_gpufleet.probes.training.correctness import differences, sampler_errors

@@ -22,9 +22,8 @@ from pytest_gpufleet.model.events import (
     Verdict,
 )
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement, Sample
-from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.metric import Measurement, MiB, Sample
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.run.evidence import Evidence

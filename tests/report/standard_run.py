@@ -12,8 +12,7 @@ from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Limit
-from pytest_gpufleet.model.measurement import Measurement, Sample
-from pytest_gpufleet.model.metric import GiB, KiB, MiB
+from pytest_gpufleet.model.metric import GiB, KiB, Measurement, MiB, Sample
 from pytest_gpufleet.model.place import WORLD, Pair, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge

@@ -13,8 +13,7 @@ from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.language import in_language
-from pytest_gpufleet.model.measurement import Measurement, Sample
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import GiB, Measurement, MiB, Sample
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import several_runs, wording

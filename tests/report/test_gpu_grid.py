@@ -8,7 +8,7 @@ import pytest
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD, Pair, Place, gpu, read as read_place
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.report.failures import Accused, accused, grid_rows, groups

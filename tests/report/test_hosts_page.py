@@ -6,7 +6,7 @@ import pytest
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.report import hosts
 from pytest_gpufleet.report.hosts import ALIKE, MOST_FIGURES, OWN, PEERS, counts, document, host_rows, page

@@ -13,10 +13,8 @@ import pytest
 from pytest_gpufleet.model.events import Check, CommandLine, HostFound, NodeFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Metric, MiB
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.metric import Measurement, Metric, MiB
+from pytest_gpufleet.model.place import Gpu, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import machine_section
 from pytest_gpufleet.report.banner import next_steps, why

@@ -6,7 +6,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.measurement import Measurement, Sample
+from pytest_gpufleet.model.metric import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.report.plots import CAPTION, QUANTITIES, curves, telemetry, ticks
 from tests.commands.test_monitor import READING

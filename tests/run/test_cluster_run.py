@@ -11,8 +11,7 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Missing
-from pytest_gpufleet.model.place import gpu, where
+from pytest_gpufleet.model.place import GpuTopology, Missing, gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
 from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget

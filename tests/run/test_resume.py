@@ -14,7 +14,7 @@ from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Missing
+from pytest_gpufleet.model.place import GpuTopology, Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.plugin import options

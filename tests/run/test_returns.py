@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, Returns
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report.page import page

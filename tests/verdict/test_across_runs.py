@@ -10,10 +10,8 @@ import pytest
 
 from pytest_gpufleet.model.events import Fingerprint, Part, RunHeader
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import METRICS, Metric, Tolerance
-from pytest_gpufleet.model.place import Place, gpu
+from pytest_gpufleet.model.metric import METRICS, GpuState, Measurement, Metric, Tolerance
+from pytest_gpufleet.model.place import Gpu, Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, noise
 from pytest_gpufleet.verdict.fleet.equality import gpus_apart, not_compared, nothing_repeats, other_bits

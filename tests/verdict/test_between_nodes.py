@@ -7,10 +7,8 @@ from itertools import combinations
 import pytest
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, not_up, ports_of
-from pytest_gpufleet.model.gpu import Gpu, Missing, joined
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import Pair, Place, read
+from pytest_gpufleet.model.metric import GiB, Measurement, MiB
+from pytest_gpufleet.model.place import Gpu, Missing, Pair, Place, joined, read
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs

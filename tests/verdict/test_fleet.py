@@ -7,9 +7,8 @@ import pytest
 
 from pytest_gpufleet.model.events import FaultFound, NodeFinished, as_written
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import Place, gpu
+from pytest_gpufleet.model.place import Gpu, Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import basis

@@ -12,10 +12,8 @@ import pytest
 
 from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.finding import Limit, Reference, that_count
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import GiB, SpreadRow, Tolerance
-from pytest_gpufleet.model.place import gpu, where as at
+from pytest_gpufleet.model.metric import GiB, GpuState, Measurement, SpreadRow, Tolerance
+from pytest_gpufleet.model.place import Gpu, GpuTopology, gpu, where as at
 from pytest_gpufleet.verdict.judgement import judge, tolerances_of
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped

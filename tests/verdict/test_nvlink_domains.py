@@ -9,10 +9,8 @@ from pytest_gpufleet.machine import nvlink_domain
 from pytest_gpufleet.machine.nvlink_domain import Tray, domain_faults, imex_faults
 from pytest_gpufleet.machine.tools import Absent, Unreadable
 from pytest_gpufleet.model.events import Order
-from pytest_gpufleet.model.gpu import ClusterTopology, Domain, Gpu, GpuTopology, joined
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB
-from pytest_gpufleet.model.place import Pair, Place, grouped
+from pytest_gpufleet.model.metric import GiB, Measurement
+from pytest_gpufleet.model.place import ClusterTopology, Domain, Gpu, GpuTopology, Pair, Place, grouped, joined
 from pytest_gpufleet.probes.between_nodes import ROUNDS, meetings, mixed, squares
 from pytest_gpufleet.probes.search.nodes import among_nodes, who_slows_nodes
 from pytest_gpufleet.verdict.judgement import judge

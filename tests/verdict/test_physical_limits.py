@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import ARCHITECTURES, Gpu, Missing
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, GiB, MiB
-from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.metric import METRICS, GiB, Measurement, MiB
+from pytest_gpufleet.model.place import ARCHITECTURES, WORLD, Gpu, Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import physical_limits as peaks
 from pytest_gpufleet.verdict.judgement import judge, judged_by

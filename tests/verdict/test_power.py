@@ -9,7 +9,7 @@ from statistics import NormalDist, fmean
 import pytest
 
 from pytest_gpufleet.cli import main
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict import power
 from pytest_gpufleet.verdict.judgement import comparisons

@@ -9,10 +9,8 @@ import pytest
 
 from pytest_gpufleet.model.events import RunHeader
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, KiB, Metric, MiB
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.metric import GiB, KiB, Measurement, Metric, MiB
+from pytest_gpufleet.model.place import Gpu, GpuTopology, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures

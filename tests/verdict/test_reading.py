@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from pytest_gpufleet.model.events import Judged, RunHeader, TopologyFound
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped
 from pytest_gpufleet.run.evidence import Evidence

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import gpu
+from pytest_gpufleet.model.metric import METRICS, GpuState, Measurement
+from pytest_gpufleet.model.place import Gpu, GpuTopology, gpu
 from pytest_gpufleet.plugin import assertions
 from pytest_gpufleet.plugin.assertions import Judge
 from pytest_gpufleet.plugin.compat import MISSED, RUN

@@ -12,8 +12,7 @@ import pytest
 
 from pytest_gpufleet.model import suite
 from pytest_gpufleet.model.levels import LEVELS
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, over_network
+from pytest_gpufleet.model.metric import METRICS, Measurement, over_network
 from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.judgement import comparisons, judge

@@ -10,10 +10,9 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.measurement import Measurement, Sample
-from pytest_gpufleet.model.place import WORLD, gpu, read as at
+from pytest_gpufleet.model.metric import Measurement, Sample
+from pytest_gpufleet.model.place import WORLD, Gpu, GpuTopology, gpu, read as at
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
 from pytest_gpufleet.verdict.gaps import Gap, newer, reasons, without_figures

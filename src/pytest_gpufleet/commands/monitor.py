@@ -15,8 +15,8 @@ from pytest_gpufleet.machine import local_node, telemetry
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.gpu import GpuTopology, clock_events
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import GpuTopology, clock_events
 from pytest_gpufleet.redaction import aliased, use_aliases
 from pytest_gpufleet.run.settings import seconds
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from pytest_gpufleet.machine.tools import Ended, HostFact, Unreadable, ended
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import THIS_NODE, Where
+from pytest_gpufleet.model.place import THIS_NODE, Gpu, Where
 
 # By the level of `dcgmi diag -r`. NVIDIA's manual says 2, 30 and 60 to 120 minutes for them (DCGM User Guide, "Run
 # Levels and Tests"); what goes on for twice as long, or for 15 minutes, hangs.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpufleet.machine import network_ports, tools
-from pytest_gpufleet.model.gpu import FACTS, Gpu, Missing
+from pytest_gpufleet.model.place import FACTS, Gpu, Missing
 
 # Errors by which NVML says that there is no such thing here; all others are trouble.
 NOT_HERE = ("NotSupported", "FunctionNotFound", "ArgumentVersionMismatch")

@@ -17,8 +17,7 @@ from pytest_gpufleet.machine.network_ports import OF_MANAGEMENT, Port, active, f
 from pytest_gpufleet.machine.pcie import Devices, endpoints, gpus_by_address, ports_above, shared_port
 from pytest_gpufleet.machine.tools import HostFact, unreadable_here
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.place import Place, grouped
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Place, grouped
 
 # Modules by which an adapter's driver asks NVIDIA's for memory: the driver's own, the one before it, and that of EFA.
 MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")

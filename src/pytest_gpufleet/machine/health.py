@@ -16,9 +16,8 @@ from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.pcie import REPLAYS
 from pytest_gpufleet.machine.tools import grown, since
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing
-from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.place import Pair
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing, Pair
 
 REMAPPED_ROWS_LIMIT = 512
 # Corrected errors that Azure's node health checks (check_gpu_ecc) still let pass, of which they count those since the

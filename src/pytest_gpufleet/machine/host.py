@@ -26,7 +26,7 @@ from pytest_gpufleet.machine import (
 )
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, Unreadable, output
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.redaction import one_line, throughout
 
 

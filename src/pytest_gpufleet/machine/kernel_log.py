@@ -25,8 +25,7 @@ from typing import Any, Literal
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.model.fault import CODES, KERNEL_LOG, Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import THIS_NODE, grouped
+from pytest_gpufleet.model.place import THIS_NODE, Gpu, grouped
 
 # Actions are those of NVIDIA's XID catalogue, in xid_table.json with its origin and date; `python
 # docs/make_xid_table.py` writes it. Meanings are ours, in xid_meanings.json. An SXid says itself whether it is fatal.

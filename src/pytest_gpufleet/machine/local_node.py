@@ -20,8 +20,8 @@ from pytest_gpufleet.machine.kernel_log import NVLINK_5, KernelLog, Logged, Xid,
 from pytest_gpufleet.machine.nvml import Nvml
 from pytest_gpufleet.machine.software import software
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 
 
 class LocalNode:

@@ -11,7 +11,7 @@ from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, HostFact, why_missing
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 
 ENTRIES = Path("sys/firmware/dmi/entries")  # of the kernel's module dmi-sysfs
 # The System Management BIOS Reference Specification (DMTF DSP0134), 7.18, "Memory Device (Type 17)": where its values

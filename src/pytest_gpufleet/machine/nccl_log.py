@@ -10,8 +10,7 @@ import msgspec
 
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import THIS_NODE, Pair, Place
+from pytest_gpufleet.model.place import THIS_NODE, GpuTopology, Pair, Place
 
 # NCCL's manual, "Environment Variables".
 LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P,SHM,NVLS,TUNING"}

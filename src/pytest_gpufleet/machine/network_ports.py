@@ -19,8 +19,7 @@ from pytest_gpufleet.machine.kernel_log import FLAPPING, FLAPS, FLAPS_EXCUSED, F
 from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.place import grouped
+from pytest_gpufleet.model.place import Gpu, Missing, grouped
 
 ADAPTERS = Path("/sys/class/infiniband")
 INTERFACES = Path("/sys/class/net")

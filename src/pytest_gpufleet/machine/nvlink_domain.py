@@ -12,8 +12,7 @@ import msgspec
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import Absent, Ended, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.gpu import Domain
-from pytest_gpufleet.model.place import Place, grouped
+from pytest_gpufleet.model.place import Domain, Place, grouped
 
 NODES_CONFIG, CHANNELS = "etc/nvidia-imex/nodes_config.cfg", "dev/nvidia-caps-imex-channels"
 READY, WAITING = "READY", "WAITING_FOR_"  # of the daemon: by the guide it may wait for its peers, or for one that left

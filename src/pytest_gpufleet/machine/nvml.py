@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.gpu_facts import CALLS, CONSTANTS, NOT_HERE, PAIRED, named, text
 from pytest_gpufleet.machine.software import driver_problems, software
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import some
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 from pytest_gpufleet.redaction import one_line, throughout
 
 NVIDIA = "0x10de"

@@ -11,8 +11,7 @@ import msgspec
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import THIS_NODE, Where, grouped
+from pytest_gpufleet.model.place import THIS_NODE, Gpu, Where, grouped
 
 # Where the kernel lists them, what they are, and from where the name is: the first that lists a device says what it is.
 KINDS = (

@@ -11,8 +11,7 @@ from pytest_gpufleet.machine import network_ports, tools
 from pytest_gpufleet.machine.network_ports import VIRTUAL_FUNCTIONS, Packets, Port, fastest_ports
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.place import Place, grouped
+from pytest_gpufleet.model.place import Missing, Place, grouped
 
 
 def read_switches(run: tools.RunTool = tools.output) -> dict[str, str]:

@@ -21,8 +21,8 @@ from pytest_gpufleet.machine import network_ports, tools
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.machine.tools import Absent, HostFact, Unreadable
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
+from pytest_gpufleet.model.place import Gpu
 
 
 class Perftest(msgspec.Struct, frozen=True):

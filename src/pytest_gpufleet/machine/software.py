@@ -15,8 +15,7 @@ from pytest_gpufleet.machine.pcie import gpus_by_address
 from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.fault import Fault, node_fault
-from pytest_gpufleet.model.gpu import NVLS_SINCE, Gpu, GpuTopology
-from pytest_gpufleet.model.place import grouped
+from pytest_gpufleet.model.place import NVLS_SINCE, Gpu, GpuTopology, grouped
 from pytest_gpufleet.redaction import variable
 
 

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.machine.local_node import LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus, Nvml
-from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.measurement import GpuState, Sample
+from pytest_gpufleet.model.metric import GpuState, Sample
+from pytest_gpufleet.model.place import Gpu, Missing
 
 CLOCK = "sm_clock_mhz"
 READ, ENERGY = ("temperature_c", CLOCK, "power_watts"), "energy_joules"  # the fields of GpuState

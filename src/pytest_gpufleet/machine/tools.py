@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 
 # Words of other languages, decimal commas and colours are not for programs.
 ENVIRONMENT = {"LC_ALL": "C", "TERM": "dumb"}

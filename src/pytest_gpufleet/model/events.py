@@ -19,11 +19,10 @@ from pytest_gpufleet.model.codec import Amount, Finite, Moment, about
 from pytest_gpufleet.model.endings import NOT_ASKED, Refused
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, GivenLimits, Grade
-from pytest_gpufleet.model.gpu import GpuTopology, Missing, typed_facts
 from pytest_gpufleet.model.language import Language
 from pytest_gpufleet.model.levels import Level
-from pytest_gpufleet.model.measurement import Measurement, Sample
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.metric import Measurement, Sample
+from pytest_gpufleet.model.place import GpuTopology, Missing, Where, typed_facts
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import open_regular

@@ -8,11 +8,9 @@ from typing import Annotated, Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite, about
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Said
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import Noise, SpreadRow, Tolerance
-from pytest_gpufleet.model.place import CALLED, Where, where
+from pytest_gpufleet.model.metric import Measurement, Noise, SpreadRow, Tolerance
+from pytest_gpufleet.model.place import CALLED, Gpu, Where, where
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of the author of a profile; what

@@ -9,8 +9,8 @@ from pytest_gpufleet.model import events
 from pytest_gpufleet.model.events import Order, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, GivenLimits
-from pytest_gpufleet.model.gpu import GpuTopology, joined
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import GpuTopology, joined
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from pytest_gpufleet.machine.health import Health
 from pytest_gpufleet.machine.rdma import Perftest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.events import HostFound, Outcome, VerdictWord
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.world.call import Answer, Death, Trace
 
 

@@ -20,9 +20,9 @@ from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.model.events import Judged
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import Gpu, Missing, check_name
 from pytest_gpufleet.model.language import some
-from pytest_gpufleet.model.measurement import Measurement
+from pytest_gpufleet.model.metric import Measurement
+from pytest_gpufleet.model.place import Gpu, Missing, check_name
 from pytest_gpufleet.plugin import listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.machine.nccl_log import NcclLog
     from pytest_gpufleet.model import events, fault
     from pytest_gpufleet.model.fault import Fault
-    from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.measurement import Measurement
+    from pytest_gpufleet.model.metric import Measurement
+    from pytest_gpufleet.model.place import GpuTopology
     from pytest_gpufleet.nodes import network
     from pytest_gpufleet.plugin import assertions, on_nodes, spmd
     from pytest_gpufleet.probes import endurance

@@ -13,7 +13,7 @@ from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.plugin.compat import HOST_IS_KEPT, RUN
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.model.gpu import GpuTopology
+    from pytest_gpufleet.model.place import GpuTopology
 
 
 FIXTURES = "pytest_gpufleet.plugin.fixtures"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from pytest_gpufleet.model.gpu import GpuTopology
-    from pytest_gpufleet.model.measurement import Sample
+    from pytest_gpufleet.model.metric import Sample
+    from pytest_gpufleet.model.place import GpuTopology
     from pytest_gpufleet.report.terminal import live, summary_lines
     from pytest_gpufleet.verdict import verdict
     from pytest_gpufleet.verdict.fleet import host_runs

@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import Port
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import MiB, Size
+from pytest_gpufleet.model.metric import Measurement, MiB, Reading, Size
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.world.failure import RankFailure

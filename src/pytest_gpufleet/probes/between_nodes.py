@@ -22,8 +22,7 @@ from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.rdma import BANDWIDTH, LATENCY, NBYTES, Perftest, Written
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.metric import Measurement, MiB, Reading
 from pytest_gpufleet.model.place import Pair, Place, Where, grouped
 from pytest_gpufleet.probes.collectives.speed import MNNVL, bus_bandwidth, network_conditions
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES

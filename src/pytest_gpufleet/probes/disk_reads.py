@@ -12,8 +12,7 @@ from typing import Any
 from pytest_gpufleet.machine.tools import NoAnswer, RunTool, Unreadable, output
 from pytest_gpufleet.model.endings import NO_DISK_FOLDER, not_applicable, not_judged
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import GiB, KiB, MiB
+from pytest_gpufleet.model.metric import GiB, KiB, Measurement, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 
 READ_SECONDS = 10  # in order, and as long again at random

@@ -15,7 +15,7 @@ import torch
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.fault import expect_none
-from pytest_gpufleet.model.measurement import GpuState, Measurement
+from pytest_gpufleet.model.metric import GpuState, Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives.exactness import stays_exact

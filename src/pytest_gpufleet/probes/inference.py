@@ -19,7 +19,7 @@ from torch.nn import functional
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute.corruption import kind

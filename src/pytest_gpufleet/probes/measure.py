@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.measurement import KNOWN, GpuState, Measurement, Reading, goodness
-from pytest_gpufleet.model.metric import METRICS, Metric
+from pytest_gpufleet.model.metric import KNOWN, METRICS, GpuState, Measurement, Metric, Reading, goodness
 from pytest_gpufleet.model.place import WORLD, Place, Where, grouped
 from pytest_gpufleet.world.call import describe
 from pytest_gpufleet.world.rank import Rank

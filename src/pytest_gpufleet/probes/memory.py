@@ -19,8 +19,7 @@ from pytest_gpufleet.machine.health import ClocksUnderLoad
 from pytest_gpufleet.machine.processors import by_numa_node
 from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import Measurement, Reading
-from pytest_gpufleet.model.metric import GiB, MiB
+from pytest_gpufleet.model.metric import GiB, Measurement, MiB, Reading
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.comparison import SHOWN, hexadecimal
 from pytest_gpufleet.probes.measure import together

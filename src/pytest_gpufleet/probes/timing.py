@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpufleet.machine import nvml
-from pytest_gpufleet.model.gpu import Missing
+from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.world.rank import Rank
 
 Stream = torch.cuda.Stream | None  # None of a CPU

@@ -13,9 +13,8 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Code, Fault
 from pytest_gpufleet.model.finding import Finding, distinct
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, grouped
+from pytest_gpufleet.model.place import WORLD, Gpu, Pair, Place, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import wording

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from pytest_gpufleet.model.conditions import COMPARED_WORK, EACH_ALONE, Condition
 from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, distinct, that_count
 from pytest_gpufleet.model.language import say
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, row_of
+from pytest_gpufleet.model.metric import METRICS, Measurement, row_of
 from pytest_gpufleet.model.place import WORLD, Pair, Place, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped

@@ -11,9 +11,8 @@ from pytest_gpufleet import __version__
 from pytest_gpufleet.machine.network_ports import ports_of
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.finding import distinct
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import Said, say
-from pytest_gpufleet.model.place import Place, Where, grouped, on_node
+from pytest_gpufleet.model.place import Gpu, Place, Where, grouped, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import failures, wording
 from pytest_gpufleet.report.banner import STAMPS, reasons, why

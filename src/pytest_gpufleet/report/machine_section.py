@@ -11,8 +11,8 @@ from pytest_gpufleet.machine.host import DMI
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP, ProcessorSetup
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.finding import IN_WORDS
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.language import say, some
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row

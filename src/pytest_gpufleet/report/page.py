@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.finding import GRADES, IN_WORDS, Finding, distinct
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Language, in_language, say
 from pytest_gpufleet.model.metric import AS_NCCL_IS, STEADY
-from pytest_gpufleet.model.place import grouped
+from pytest_gpufleet.model.place import GpuTopology, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
 from pytest_gpufleet.report import failures, figures, machine_section, wording

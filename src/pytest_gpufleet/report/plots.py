@@ -22,8 +22,7 @@ from matplotlib.lines import Line2D
 
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.language import Said, in_language, say
-from pytest_gpufleet.model.measurement import Sample
-from pytest_gpufleet.model.metric import Metric
+from pytest_gpufleet.model.metric import Metric, Sample
 from pytest_gpufleet.model.place import WORLD, Place, grouped
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import group_title

@@ -8,11 +8,9 @@ from unicodedata import east_asian_width
 
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionType
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.language import say, some
-from pytest_gpufleet.model.measurement import goodness
-from pytest_gpufleet.model.metric import METRICS
-from pytest_gpufleet.model.place import CALLED, WORLD, Where
+from pytest_gpufleet.model.metric import METRICS, goodness
+from pytest_gpufleet.model.place import CALLED, WORLD, Gpu, Where
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -16,9 +16,8 @@ from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHeader
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology, joined, typed_facts
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
-from pytest_gpufleet.model.place import Place, on_node
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Place, joined, on_node, typed_facts
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import agent_process, launchers, wire
 from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents

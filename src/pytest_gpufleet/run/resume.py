@@ -18,9 +18,9 @@ from pytest_gpufleet.model import events
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, read_events
 from pytest_gpufleet.model.fault import CODES
-from pytest_gpufleet.model.gpu import SOFTWARE
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.place import SOFTWARE
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.run import integrity

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.machine import health, host, software, telemetry
     from pytest_gpufleet.machine.health import Guard, Health
     from pytest_gpufleet.machine.local_node import Machine
-    from pytest_gpufleet.model import codec, events, gpu, record
+    from pytest_gpufleet.model import codec, events, place, record
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
-    from pytest_gpufleet.model.measurement import Measurement, Sample
+    from pytest_gpufleet.model.metric import Measurement, Sample
     from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.run import target
     from pytest_gpufleet.run.evidence import Evidence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.world import Pool, World
 else:
     health, host, software, telemetry = lazy("machine", "health", "host", "software", "telemetry")
-    codec, events, gpu, record = lazy("model", "codec", "events", "gpu", "record")
+    codec, events, place, record = lazy("model", "codec", "events", "place", "record")
     (target,) = lazy("run", "target")
     judgement, orders, profile = lazy("verdict", "judgement", "orders", "profile")
     call, world, local = lazy("world", "call", "world", "engines.local")
@@ -217,7 +217,7 @@ class Run:
     def host_now(self, fact: str) -> Any:
         """A fact of the host now, None or Missing if it cannot be read; on record where the run has not read it."""
         value = self.hosts_now(fact)[0]
-        if host.FACTS[fact].on_request and value is not None and not isinstance(value, gpu.Missing):
+        if host.FACTS[fact].on_request and value is not None and not isinstance(value, place.Missing):
             self.record(events.HostFactRead(fact=fact, value=value))
         self.host_before.setdefault(fact, value)
         return value
@@ -324,15 +324,15 @@ class Ranks:
         size = sum(len(gpus) for gpus, _ in nodes.values())
         for node, (gpus, name) in nodes.items():
             threads = self._threads(node, size, len(gpus))
-            for place, of_rank in enumerate(gpus):
+            for index, of_rank in enumerate(gpus):
                 specs.append(call.RankSpec(
-                    index=len(specs), size=size, node=node, local_index=place, local_size=len(gpus),
-                    device="cpu" if of_rank is None else f"cuda:{place}", gpu=of_rank, cpu_threads=threads,
+                    index=len(specs), size=size, node=node, local_index=index, local_size=len(gpus),
+                    device="cpu" if of_rank is None else f"cuda:{index}", gpu=of_rank, cpu_threads=threads,
                     prepare=self._run.prepare_rank or call.nothing, host=name,
                 ))  # fmt: skip
         return specs
 
-    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[gpu.Gpu | None], str]]:
+    def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[place.Gpu | None], str]]:
         """By node the GPU of each of its ranks, None of a CPU rank, and its name where there are several."""
         target = self._run.target
         return {0: ((None,) * target.rehearsal_ranks or target.topology.gpus, "")}

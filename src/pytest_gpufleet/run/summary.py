@@ -20,8 +20,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import Check, NodeFinished, NodeFound, Outcome, Requirement, RunHeader, VerdictWord
 from pytest_gpufleet.model.fault import Action, Fault
 from pytest_gpufleet.model.finding import Finding, Grade, Limit, State, distinct
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import GpuTopology, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict import basis, requirements

@@ -9,7 +9,7 @@ from pytest_gpufleet.machine.local_node import LocalNode, Machine, take
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeFound
-from pytest_gpufleet.model.gpu import GpuTopology
+from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
 # What is on record of a node: what it is called, its host, and its GPUs, as if it were the only one.

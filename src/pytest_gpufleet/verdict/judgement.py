@@ -12,10 +12,8 @@ from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State, that_count
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, Noise, Peers, Tolerance, fits, over_network, row_of
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.metric import METRICS, Measurement, Noise, Peers, Tolerance, fits, over_network, row_of
+from pytest_gpufleet.model.place import GpuTopology, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.verdict.outliers import figure_of, slower_than_peers, usual_and_allowed

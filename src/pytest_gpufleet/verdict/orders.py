@@ -23,8 +23,7 @@ from pytest_gpufleet.machine.processors import PROCESSOR, PROCESSOR_SETUP
 from pytest_gpufleet.machine.tools import HostFact
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology, Missing
-from pytest_gpufleet.model.place import THIS_NODE, Where, grouped
+from pytest_gpufleet.model.place import THIS_NODE, GpuTopology, Missing, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type

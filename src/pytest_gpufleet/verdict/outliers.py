@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Measurement, goodness
-from pytest_gpufleet.model.metric import Metric, Tolerance
-from pytest_gpufleet.model.place import Where, grouped
+from pytest_gpufleet.model.metric import Measurement, Metric, Tolerance, goodness
+from pytest_gpufleet.model.place import GpuTopology, Where, grouped
 from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.profile import SAME, Profile, choose, of_every_gpu
 

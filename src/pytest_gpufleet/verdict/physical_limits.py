@@ -17,10 +17,8 @@ from typing import Any
 from pytest_gpufleet.model.conditions import INSIDE, Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Limit
-from pytest_gpufleet.model.gpu import ARCHITECTURES, Architecture, ClusterTopology, Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, over_network, row_of
-from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, Measurement, over_network, row_of
+from pytest_gpufleet.model.place import ARCHITECTURES, WORLD, Architecture, ClusterTopology, Gpu, GpuTopology, Where
 
 # nvml.h: nvmlBrandType_t GEFORCE and GEFORCE_RTX, nvmlGpuVirtualizationMode_t PASSTHROUGH and VGPU.
 GEFORCE = (5, 15)

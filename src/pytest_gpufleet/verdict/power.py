@@ -13,10 +13,8 @@ from typing import Literal, get_args
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.finding import Finding, Limit, distinct, that_count
-from pytest_gpufleet.model.gpu import Gpu, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import METRICS, SpreadRow, metric_under
-from pytest_gpufleet.model.place import WORLD, Pair, Where, gpu
+from pytest_gpufleet.model.metric import METRICS, Measurement, SpreadRow, metric_under
+from pytest_gpufleet.model.place import WORLD, Gpu, GpuTopology, Pair, Where, gpu
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import comparisons, judge
 from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Line

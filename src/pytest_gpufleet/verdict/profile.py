@@ -15,8 +15,7 @@ from msgspec import Meta
 from pytest_gpufleet.model.codec import Finite
 from pytest_gpufleet.model.conditions import CONDITIONS, Condition
 from pytest_gpufleet.model.finding import GRADES, KnownGood, Limit, Reference
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Metric, SpreadRow, fits
+from pytest_gpufleet.model.metric import EXTRAORDINARY, MEASURED_UNDER, METRICS, Measurement, Metric, SpreadRow, fits
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.noise import Spread, pooled
 from pytest_gpufleet.verdict.toml_table import FileError, Table, Text, table_type

@@ -8,9 +8,8 @@ from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import NVLS_SINCE, Missing
 from pytest_gpufleet.model.language import Said, say, some
-from pytest_gpufleet.model.place import CALLED
+from pytest_gpufleet.model.place import CALLED, NVLS_SINCE, Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.verdict import accusations, basis

@@ -19,8 +19,7 @@ import msgspec
 from pytest_gpufleet.model import place
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.model.place import Gpu, Place
 
 
 def nothing() -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.events import LossCurve
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import conditions, number
-from pytest_gpufleet.model.place import Where
+from pytest_gpufleet.model.place import Gpu, Where
 from pytest_gpufleet.world.call import Members
 from pytest_gpufleet.world.engines.rank_files import Progress
 

@@ -15,9 +15,8 @@ import msgspec
 
 from pytest_gpufleet.model.events import Losses, WorldStarted
 from pytest_gpufleet.model.fault import Fault, expect_none
-from pytest_gpufleet.model.gpu import Gpu
 from pytest_gpufleet.model.metric import Size
-from pytest_gpufleet.model.place import Place, grouped
+from pytest_gpufleet.model.place import Gpu, Place, grouped
 from pytest_gpufleet.world import call as calls
 from pytest_gpufleet.world.call import Call, Engine, Members, Outcome, RankSpec
 from pytest_gpufleet.world.failure import MAX_FAILED_STARTS, Answers, RankFailure, RankReport, attempt, diagnose

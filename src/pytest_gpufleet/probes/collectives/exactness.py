@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.torch_version import TorchVersion
 
-from pytest_gpufleet.model.gpu import FP8_REDUCTIONS_SINCE
+from pytest_gpufleet.model.place import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective, type_name
 from pytest_gpufleet.probes.comparison import SHOWN, wrong_elements
 from pytest_gpufleet.probes.timing import Stream, agree, current_stream, own_stream, seconds, synchronize, wait

@@ -23,8 +23,7 @@ import torch
 from pytest_gpufleet.machine.nccl_log import asked_for
 from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.model.conditions import ACROSS, ALGORITHMS, INSIDE, Condition, c_number
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import MiB, Size
+from pytest_gpufleet.model.metric import MiB, Reading, Size
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing import everyones, line_up, replayed, timing

@@ -17,8 +17,7 @@ from pytest_gpufleet.machine.software import steering
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.endings import not_judged
 from pytest_gpufleet.model.fault import Fault, Faults, expect_none
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.place import THIS_NODE, Pair, Where
+from pytest_gpufleet.model.place import THIS_NODE, GpuTopology, Pair, Where
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.links.copies import IndexPair, rounds
 from pytest_gpufleet.probes.timing import synchronize

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
-from pytest_gpufleet.model.measurement import Reading
+from pytest_gpufleet.model.metric import Reading
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes import timing
 from pytest_gpufleet.probes.collectives.exactness import Repeated

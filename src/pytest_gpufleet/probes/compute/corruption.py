@@ -17,9 +17,8 @@ from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW, Condition
-from pytest_gpufleet.model.gpu import Gpu
-from pytest_gpufleet.model.measurement import GpuState, Measurement, Reading
-from pytest_gpufleet.model.place import WORLD, Where, grouped
+from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
+from pytest_gpufleet.model.place import WORLD, Gpu, Where, grouped
 from pytest_gpufleet.probes.collectives.exactness import Kept, stays_exact
 from pytest_gpufleet.probes.comparison import SHOWN, bits, hexadecimal, unlike, wrong_elements
 from pytest_gpufleet.probes.compute import rate

@@ -21,10 +21,8 @@ import torch
 
 from pytest_gpufleet.model.conditions import LINED_UP, Condition
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import MiB, metric_under
-from pytest_gpufleet.model.place import Pair, Where
+from pytest_gpufleet.model.metric import MiB, Reading, metric_under
+from pytest_gpufleet.model.place import GpuTopology, Pair, Where
 from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copy, Ends, Offer
 from pytest_gpufleet.probes.measure import together, watched

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MiB
+from pytest_gpufleet.model.metric import Measurement, MiB
 from pytest_gpufleet.probes.comparison import hexadecimal, wrong_elements
 from pytest_gpufleet.world.rank import Rank
 

@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from pytest_gpufleet.machine import software
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import Pair, Place, Where, grouped
+from pytest_gpufleet.model.place import GpuTopology, Pair, Place, Where, grouped
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES

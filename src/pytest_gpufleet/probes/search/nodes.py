@@ -32,8 +32,7 @@ import torch.distributed as dist
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import some
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MiB, Size
+from pytest_gpufleet.model.metric import Measurement, MiB, Size
 from pytest_gpufleet.model.place import Pair, Place
 from pytest_gpufleet.probes import between_nodes
 from pytest_gpufleet.probes.between_nodes import EVERY_PAIR, Group, ranks_by_node

@@ -19,10 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.gpu import Missing
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB, metric_under
-from pytest_gpufleet.model.place import WORLD
+from pytest_gpufleet.model.metric import GiB, Reading, metric_under
+from pytest_gpufleet.model.place import WORLD, Missing
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
 from pytest_gpufleet.probes.timing import everyones, line_up, parts, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, recipes

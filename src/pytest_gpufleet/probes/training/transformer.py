@@ -18,8 +18,7 @@ from torch.nn import functional
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, Reading
 from pytest_gpufleet.probes.compute.rate import must_have
 from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop

@@ -19,8 +19,7 @@ from torch.nn.parallel import DataParallel
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.measurement import Reading
-from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.model.metric import GiB, Reading
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop

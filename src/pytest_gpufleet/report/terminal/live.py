@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpufleet import safe_files
-from pytest_gpufleet.model.gpu import GpuTopology, clock_events
-from pytest_gpufleet.model.measurement import Sample
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import GpuTopology, clock_events
 from pytest_gpufleet.report import wording
 
 AROUND = 4  # lines: above the rows of GPUs two of heads and one of the machine, below them one of the run

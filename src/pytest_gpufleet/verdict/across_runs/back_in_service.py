@@ -8,8 +8,7 @@ from typing import Any
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import HostFound, Returns
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import Gpu, Missing
-from pytest_gpufleet.model.place import THIS_NODE, Place
+from pytest_gpufleet.model.place import THIS_NODE, Gpu, Missing, Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.across_runs.run_comparison import drift

@@ -13,10 +13,8 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import Limit, Reference
-from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
-from pytest_gpufleet.model.measurement import Measurement
-from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Metric, MiB, SpreadRow
-from pytest_gpufleet.model.place import Place, Where
+from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Measurement, Metric, MiB, SpreadRow
+from pytest_gpufleet.model.place import SOFTWARE, GpuTopology, Place, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures, held_to_limits, whose

@@ -8,9 +8,8 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Grade
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Said
-from pytest_gpufleet.model.place import grouped
+from pytest_gpufleet.model.place import GpuTopology, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched

@@ -10,7 +10,7 @@ from pytest_gpufleet.machine.health import worsened
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.language import Said
-from pytest_gpufleet.model.measurement import goodness
+from pytest_gpufleet.model.metric import goodness
 from pytest_gpufleet.model.place import WORLD, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import outliers

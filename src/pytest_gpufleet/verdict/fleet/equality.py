@@ -15,9 +15,8 @@ from pytest_gpufleet.machine.pcie import PCI_DEVICES
 from pytest_gpufleet.machine.processors import PROCESSOR_SETUP
 from pytest_gpufleet.model.events import Fingerprint
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.gpu import SOFTWARE, Gpu, Missing
 from pytest_gpufleet.model.language import Listed, Said, some
-from pytest_gpufleet.model.place import Place, Where, grouped
+from pytest_gpufleet.model.place import SOFTWARE, Gpu, Missing, Place, Where, grouped
 from pytest_gpufleet.model.record import Record
 
 UNKNOWN, NOT_SET = "unknown", "not set"

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, that_count
-from pytest_gpufleet.model.gpu import SOFTWARE, GpuTopology
 from pytest_gpufleet.model.levels import check_name
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.place import THIS_NODE, Place, Where, grouped, on_node
+from pytest_gpufleet.model.metric import GpuState, Measurement
+from pytest_gpufleet.model.place import SOFTWARE, THIS_NODE, GpuTopology, Place, Where, grouped, on_node
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits

@@ -12,9 +12,8 @@ from msgspec import Meta
 from pytest_gpufleet.model.events import VerdictWord
 from pytest_gpufleet.model.fault import CODES, Action, Fault
 from pytest_gpufleet.model.finding import Grade
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Listed, Said, some
-from pytest_gpufleet.model.place import grouped
+from pytest_gpufleet.model.place import GpuTopology, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, all_faults, disturbed, explaining

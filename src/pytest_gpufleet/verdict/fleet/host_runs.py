@@ -12,11 +12,9 @@ from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.events import BEGINNING, Event, HostFound, Judged, NodeFinished, as_written
 from pytest_gpufleet.model.finding import Finding, Limit
-from pytest_gpufleet.model.gpu import GpuTopology
 from pytest_gpufleet.model.language import Said, say, some
-from pytest_gpufleet.model.measurement import GpuState, Measurement
-from pytest_gpufleet.model.metric import Metric, Tolerance
-from pytest_gpufleet.model.place import Where, grouped, where
+from pytest_gpufleet.model.metric import GpuState, Measurement, Metric, Tolerance
+from pytest_gpufleet.model.place import GpuTopology, Where, grouped, where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
 from pytest_gpufleet.verdict.outliers import Figure, figure_of
