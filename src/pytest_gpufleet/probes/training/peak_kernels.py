@@ -14,8 +14,8 @@ import triton.language as tl
 
 @triton.jit
 def _place(channels, BLOCK_CHANNELS: tl.constexpr):
-    """Which of all rows of tiles this program works on, of how many, and its channels. Neighbours work on the same
-    rows: what is read at about the same time lies together."""
+    """Which row of tiles this program works on, of how many, and its channels. Neighbours work on the same rows: what
+    is read at about the same time lies together."""
     columns = channels // BLOCK_CHANNELS
     column = tl.program_id(0) % columns * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     return tl.program_id(0) // columns, tl.num_programs(0) // columns, column
@@ -23,7 +23,6 @@ def _place(channels, BLOCK_CHANNELS: tl.constexpr):
 
 @triton.jit
 def _tile(row_of_tiles, column, rows, channels, BLOCK_ROWS: tl.constexpr):
-    """Where the elements of a tile are, and which of its rows there are."""
     row = row_of_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     return row[:, None] * channels + column[None, :], (row < rows)[:, None]
 
@@ -51,7 +50,6 @@ def _store_sums(partial, part, column, first, second, channels):
 
 @triton.jit
 def _added_up(partial, parts, channels, BLOCK_PARTS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
-    """Both sums of all programs."""
     column = tl.program_id(0) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     first = tl.zeros([BLOCK_PARTS, BLOCK_CHANNELS], tl.float32)
     second = tl.zeros([BLOCK_PARTS, BLOCK_CHANNELS], tl.float32)
@@ -171,10 +169,7 @@ def input_gradient(
 
 
 @triton.jit
-def max_pool(
-    x, out, taken, rows, channels, height, width,
-    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
-):  # fmt: skip
+def max_pool(x, out, taken, rows, channels, height, width, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
     """The largest of 3 x 3 pixels in steps of 2, padded by 1; `taken`: which of the nine, the first of equals.
     `height` and `width` of `out`, whose rows these are."""
     tile, _, column = _place(channels, BLOCK_CHANNELS)
@@ -198,9 +193,8 @@ def max_pool(
 
 @triton.jit
 def max_pool_gradient(
-    gradient, second, taken, out, rows, channels, height, width,
-    BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
-):  # fmt: skip
+    gradient, second, taken, out, rows, channels, height, width, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr
+):
     """The gradient of the pixels that were pooled, whose rows these are: each lies in up to four windows. The gradient
     of what was pooled comes in two parts; `height` and `width` are of that."""
     tile, _, column = _place(channels, BLOCK_CHANNELS)
