@@ -1,4 +1,4 @@
-"""What network adapters send to themselves: what NCCL makes of an adapter between two GPUs of one machine.
+"""What NCCL makes of a network adapter between two GPUs of one machine.
 
 Two ranks to which only one adapter is left (no NVLink, no shared memory) exchange data through it, out and back in. So
 an adapter, its way to the GPUs and GPUDirect RDMA are measured without a second machine, as SuperBench (ib-loopback)

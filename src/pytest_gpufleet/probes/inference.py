@@ -1,8 +1,6 @@
-"""Inference: a language model decodes one token of each sequence a step. It is bound by memory, since every step reads
-all weights and all keys and values of before, and on several GPUs by the latency of small all_reduces.
-
-The network is that of the transformer check.
-"""
+"""Inference: a language model, that of the transformer check, decodes one token of each sequence a step. It is bound by
+memory, since every step reads all weights and all keys and values of before, and on several GPUs by the latency of
+small all_reduces."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -101,12 +99,11 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """What a step reads on this rank: its weights but the embedding, and its keys and values."""
-        weights = (each for layer in self.layers for each in layer)
-        return sum(each.nbytes for each in (*weights, self.norm, self.logits, self.cache))
+        return sum(each.nbytes for each in (*sum(self.layers, ()), self.norm, self.logits, self.cache))
 
     @torch.no_grad()
     def step(self, communicate: bool = True) -> None:
-        """Decode the next token of each sequence. Without communication what comes out is wrong, at the same cost."""
+        """Decode the next token of each sequence; without communication a wrong one, at the same cost."""
         tokens, sums = self.decoded
         here = self.at + (self.shape.sequence - len(tokens))
         later, rotation = self.positions > here, self.rotation.index_select(1, here)
@@ -142,9 +139,9 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 @loop.returns_memory
 def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
-    """Tokens/s of decoding at batch 1 and a larger one, in bf16 from a CUDA graph on GPUs: the median of three samples.
-    Each GPU has a model of its own, or `together` all have a part of one; then also the share of a step that waits for
-    all_reduces. With it what the rank decoded otherwise than before, or than the others; "" if nothing."""
+    """Tokens/s of decoding at batch 1 and a larger one, in bf16 from a CUDA graph on GPUs. Each GPU has a model of its
+    own, or `together` all have a part of one; then also the share of a step that waits for all_reduces. With it what
+    the rank decoded otherwise than before, or than the others; "" if nothing."""
     model, shape = MODELS[rank.device.type]
     recipe, dtype = RECIPES[rank.device.type]
     if together and rank.size > shape.heads:
