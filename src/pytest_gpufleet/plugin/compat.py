@@ -111,13 +111,11 @@ def terminal_replaced(config: pytest.Config, stream: object) -> Iterator[None]:
         writer._file = before
 
 
-def stop_junit(config: pytest.Config) -> Any:
-    """Keep junitxml from writing at the end. Its plugin, if there is one, which can still be called."""
-    junit = config.stash.get(xml_key, None)
-    if junit is not None:
+def stop_junit(config: pytest.Config) -> None:
+    """Keep junitxml from writing at the end."""
+    if (junit := config.stash.get(xml_key, None)) is not None:
         del config.stash[xml_key]  # by which it would be unregistered again
         config.pluginmanager.unregister(junit)
-    return junit
 
 
 def junit_property(config: pytest.Config, name: str, value: str) -> None:
@@ -167,10 +165,9 @@ def prepare() -> None:
 def _explain(operator: str, left: object, right: object) -> str | None:
     """Why `left == right` does not hold, as pytest shows it in an ordinary test."""
     config = _config()
-    for lines in config.hook.pytest_assertrepr_compare(config=config, op=operator, left=left, right=right):
-        if lines:
-            return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
-    return None
+    said = config.hook.pytest_assertrepr_compare(config=config, op=operator, left=left, right=right)
+    lines: list[str] = next(filter(None, said), [])
+    return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") or None
 
 
 @cache

@@ -16,6 +16,7 @@ from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.plugin import compat
+from pytest_gpufleet.redaction import clean
 from pytest_gpufleet.run import settings
 from pytest_gpufleet.run.settings import OPTIONS, Option, Options
 
@@ -212,6 +213,4 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        from pytest_gpufleet.redaction import clean
-
         raise pytest.UsageError(clean(str(error))) from None
