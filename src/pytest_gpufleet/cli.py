@@ -8,25 +8,25 @@ import textwrap
 from collections.abc import Sequence
 
 from pytest_gpufleet import __version__
-from pytest_gpufleet.commands.accept import ACCEPT
+from pytest_gpufleet.commands.accept import accept
 from pytest_gpufleet.commands.command import print_line, printing
-from pytest_gpufleet.commands.fleet import FLEET
-from pytest_gpufleet.commands.monitor import MONITOR, SNAPSHOT
-from pytest_gpufleet.commands.power import POWER
-from pytest_gpufleet.commands.runs import CALIBRATE, COMPARE, EXPORT, JUDGE, ORDER, REPORT_AGAIN
-from pytest_gpufleet.commands.verify import SIGN, VERIFY
+from pytest_gpufleet.commands.fleet import fleet
+from pytest_gpufleet.commands.monitor import monitor, snapshot
+from pytest_gpufleet.commands.power import show_power
+from pytest_gpufleet.commands.runs import calibrate, compare, export, judge, order, report
+from pytest_gpufleet.commands.verify import sign, verify
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report.wording import capitalised
 
 BY_PURPOSE = {
-    "Run": {"accept": ACCEPT},
+    "Run": {"accept": accept},
     "Read a run": {
-        "report": REPORT_AGAIN, "verify": VERIFY, "sign": SIGN, "judge": JUDGE, "compare": COMPARE, "fleet": FLEET,
-        "export": EXPORT,
+        "report": report, "verify": verify, "sign": sign, "judge": judge, "compare": compare, "fleet": fleet,
+        "export": export,
     },
-    "Limits": {"calibrate": CALIBRATE, "order": ORDER, "power": POWER},
-    "Look at this machine": {"snapshot": SNAPSHOT, "monitor": MONITOR},
+    "Limits": {"calibrate": calibrate, "order": order, "power": show_power},
+    "Look at this machine": {"snapshot": snapshot, "monitor": monitor},
 }  # fmt: skip
 COMMANDS = {name: command for commands in BY_PURPOSE.values() for name, command in commands.items()}
 STATUSES = "Exit status: 0 if all is well, 1 if it could not be done, 2 for arguments that make no sense."

@@ -7,20 +7,8 @@ from functools import cache, partial
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
-from pytest_gpufleet.model import codec
-from pytest_gpufleet.model.events import (
-    Check,
-    CheckFinished,
-    CheckStarted,
-    Deselected,
-    FaultFound,
-    Judged,
-    RunHeader,
-    SuiteSeen,
-    Telemetry,
-    TopologyFound,
-    Verdict,
-)
+from pytest_gpufleet.model import codec, events
+from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.metric import Measurement, MiB, Sample
 from pytest_gpufleet.model.place import GpuTopology
@@ -36,19 +24,11 @@ from tests.report.standard_run import SUITE
 BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
 TRAINING = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
 RUN = {
-    "host": "node17.example",
-    "utc": "2026-11-20T09:14:03Z",
-    "command": "pytest acceptance/ --gpus 8",
+    "host": "node17.example", "utc": "2026-11-20T09:14:03Z", "level": "standard", "gpus": "8", "rehearsal": False,
+    "command": "pytest acceptance/ --gpus 8", "profile": "H200", "python": "3.12.9", "pytest": "9.2.0",
     "command_line": {"start": "pytest", "arguments": "acceptance/ --gpus 8", "suite": "acceptance/"},
-    "level": "standard",
-    "gpus": "8",
-    "rehearsal": False,
-    "profile": "H200",
-    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    "python": "3.12.9",
-    "pytest": "9.2.0",
-    "plugin": SUITE.version,
-}
+    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "plugin": SUITE.version,
+}  # fmt: skip
 H200X8 = runs.topology(
     "node17", runs.H200, gpus=8, memory_bytes=150754820096, board_part_number="692-2G520-0282-000",
     compute_capability=[9, 0], power_limit_watts=700.0,
@@ -59,12 +39,9 @@ def passed(*ids):
     return [Check(check, "passed", 1.5, check.split("::")[1].replace("_", " ")) for check in ids]
 
 
-INVENTORY = passed(
-    "acceptance/test_1_inventory.py::test_count",
-    "acceptance/test_1_inventory.py::test_same_model",
-    "acceptance/test_2_health.py::test_no_ecc_errors",
-    "acceptance/test_1_inventory.py::test_nvlinks_are_up",
-)
+NAMES = ("1_inventory.py::test_count", "1_inventory.py::test_same_model", "2_health.py::test_no_ecc_errors",
+         "1_inventory.py::test_nvlinks_are_up")  # fmt: skip
+INVENTORY = passed(*(f"acceptance/test_{name}" for name in NAMES))
 
 
 @pytest.fixture
@@ -83,15 +60,15 @@ def written(
     evidence = Evidence(folder / "evidence.jsonl")
     for event in (
         RunHeader(**run),
-        SuiteSeen(manifest=SUITE),
-        TopologyFound(nodes=[topology]),
-        *(CheckStarted(check=each) for each in (*(check.id for check in checks), *unfinished)),
-        *(Judged(finding=finding) for finding in findings),
-        *(FaultFound(fault=fault) for fault in faults),
-        *(CheckFinished(check=asdict(check)) for check in checks),
-        *(Telemetry(sample=sample) for sample in telemetry),
-        *([Deselected(checks=list(deselected))] if deselected else []),
-        *([Verdict(verdict=verdict, reasons=list(reasons))] if verdict else []),
+        events.SuiteSeen(manifest=SUITE),
+        events.TopologyFound(nodes=[topology]),
+        *(events.CheckStarted(check=each) for each in (*(check.id for check in checks), *unfinished)),
+        *(events.Judged(finding=finding) for finding in findings),
+        *(events.FaultFound(fault=fault) for fault in faults),
+        *(events.CheckFinished(check=asdict(check)) for check in checks),
+        *(events.Telemetry(sample=sample) for sample in telemetry),
+        *([events.Deselected(checks=list(deselected))] if deselected else []),
+        *([events.Verdict(verdict=verdict, reasons=list(reasons))] if verdict else []),
     ):
         evidence.add(event)
     evidence.close()
@@ -109,15 +86,11 @@ def rehearsal_record(folder):
     findings = [Finding(BANDWIDTH, each, "not judged", reason=why) for each in figures]
     ecc_check = "acceptance/test_2_health.py::test_no_ecc_errors"
     ecc = Check(ecc_check, "not applicable", 0.0, "No ECC errors", "", "there is no GPU")
+    run = {**RUN, "rehearsal": True, "gpus": "auto", "profile": None, "environment": {}}
     return written(
-        folder,
-        run={**RUN, "rehearsal": True, "gpus": "auto", "profile": None, "environment": {}},
-        topology=GpuTopology(torch="2.13.0+cpu"),
-        findings=findings,
-        checks=[*passed(BANDWIDTH, TRAINING), ecc],
-        verdict="REHEARSAL",
-        reasons=["Rehearsed on 2 CPU ranks: every check that can run without a GPU passed."],
-    )
+        folder, run, GpuTopology(torch="2.13.0+cpu"), findings, [*passed(BANDWIDTH, TRAINING), ecc],
+        verdict="REHEARSAL", reasons=["Rehearsed on 2 CPU ranks: every check that can run without a GPU passed."],
+    )  # fmt: skip
 
 
 def incomplete_record(folder):
@@ -150,11 +123,9 @@ def standard_record(folder, bad=False, seconds=30):
 
 
 RECORDS = {
-    "STANDARD": standard_record,
-    "BAD GPU": partial(standard_record, bad=True),
-    "REHEARSAL": rehearsal_record,
+    "STANDARD": standard_record, "BAD GPU": partial(standard_record, bad=True), "REHEARSAL": rehearsal_record,
     "INCOMPLETE": incomplete_record,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")

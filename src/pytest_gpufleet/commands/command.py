@@ -78,17 +78,24 @@ output = partial(file, "-o", "--output")
 as_json = partial(argument, "--json", action="store_true")
 
 
+Run = Callable[[argparse.Namespace], int]  # gives the exit status
+
+
 @dataclass(frozen=True)
 class Command:
-    """A subcommand; `run` gives the exit status. `details` goes on where `help` ends; `statuses` says what its exit
-    statuses mean beyond those of all commands. `passes_on`: `run` has unknown arguments as `passed_on`."""
+    """`details` goes on where `help` ends; `statuses` says what exit statuses mean beyond those of all commands.
+    `passes_on`: `run` has unknown arguments as `passed_on`."""
 
     help: str
-    run: Callable[[argparse.Namespace], int]
-    arguments: tuple[Argument, ...] = ()
+    run: Run
+    arguments: tuple[Argument, ...]
     details: str = ""
     statuses: str = ""
     passes_on: bool = False
+
+
+def subcommand(help: str, *arguments: Argument, **more: Any) -> Callable[[Run], Command]:
+    return lambda run: Command(help, run, arguments, **more)
 
 
 def check_output(
@@ -126,9 +133,13 @@ STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJ
 Work = Callable[[argparse.Namespace, RunFolder], tuple[int, dict[str, Any]]]
 
 
-def for_each(work: Work, given: argparse.Namespace) -> int:
+def for_each(work: Work) -> Run:
     """The worst exit status. `work` gives that of one folder, and its document for programs, and prints what people are
     to read. A folder that cannot be used is named, has status 1, and does not stop the others."""
+    return partial(_for_each, work)
+
+
+def _for_each(work: Work, given: argparse.Namespace) -> int:
     check_output(given.output, [vars(given).get("fleet_profile")], folders=given.folders)
     documents: list[dict[str, Any]] = []
     for folder in given.folders:

@@ -19,36 +19,6 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fle
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.reading import read
 
-
-def _run(given: argparse.Namespace) -> int:
-    from pytest_gpufleet.report import hosts
-    from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
-
-    command.check_output(given.output, [given.expect], new=True)
-    if given.json and given.form:
-        raise Refused("--json and --as each say what is printed: give one of them")
-    expected = tuple(read_hosts(given.expect)) if given.expect else None
-    found = _Found()
-    # Files beside the folders, which `reports/*` names too, are none of a run.
-    for folder in {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}.values():
-        found.take(folder)
-    fleet = judge_fleet(found.runs, found.unusable, expected, found.over_nodes)
-    if given.output:
-        reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
-        with in_language(given.language):
-            command.write(given.output, hosts.page(fleet, reports))
-    if not given.form and not given.json:
-        command.print_lines(fleet_lines(fleet), given.output)
-        return fleet.exit_status
-    lines = (
-        FORMS[given.form](_states(fleet, given.drain_at_most)) if given.form else [json.dumps(hosts.document(fleet))]
-    )
-    text = "".join(f"{line}\n" for line in lines)
-    with command.printing():
-        print(text, end="")
-    return fleet.exit_status
-
-
 # ---------------------------------------------------------------- what schedulers take
 
 State = tuple[str, tuple[Reason, ...]]  # a node by the name that the site has for it, and why it failed, if it did
@@ -177,34 +147,46 @@ class _Found:
             self.unusable.append(Unusable(str(folder), whose, str(refused).removeprefix(f"{folder}: ")))
 
 
-FLEET = command.Command(
+@command.subcommand(
     "merge the runs of many hosts, made by any launcher, into the report of one fleet",
-    _run,
-    (
-        command.folders(help="the folders of the hosts' runs"),
-        command.file(
-            "--expect",
-            help="the hosts ordered: a name on each line, ranges as in node-[001,003-007], comments after #",
-        ),
-        command.as_json(help="no summary, but one JSON object"),
-        command.argument(
-            "--as",
-            choices=FORMS,
-            dest="form",
-            help="print what drains the nodes that failed: commands of scontrol, patches of a node's condition for "
-            "kubectl, or a message HealthEvents of NVSentinel",
-        ),
-        command.argument(
-            "--drain-at-most",
-            type=_share,
-            metavar="N|SHARE",
-            default="10%",
-            help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)",
-        ),
-        command.output(help="write the report of the fleet as HTML"),
-        command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
-    ),
-    "The fleet is REJECTED if a host is, if hosts are not alike, or if two measurements show one that is worse; "
-    "INCOMPLETE if a host is missing, was not expected or is incomplete.",
-    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",
-)
+    command.folders(help="the folders of the hosts' runs"),
+    command.file("--expect",
+                 help="the hosts ordered: a name on each line, ranges as in node-[001,003-007], comments after #"),
+    command.as_json(help="no summary, but one JSON object"),
+    command.argument("--as", choices=FORMS, dest="form", help="print what drains the nodes that failed: commands of "
+                     "scontrol, patches of a node's condition for kubectl, or a message HealthEvents of NVSentinel"),
+    command.argument("--drain-at-most", type=_share, metavar="N|SHARE", default="10%",
+                     help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)"),
+    command.output(help="write the report of the fleet as HTML"),
+    command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),
+    details="The fleet is REJECTED if a host is, if hosts are not alike, or if two measurements show one that is "
+    "worse; INCOMPLETE if a host is missing, was not expected or is incomplete.",
+    statuses="Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE.",
+)  # fmt: skip
+def fleet(given: argparse.Namespace) -> int:
+    from pytest_gpufleet.report import hosts
+    from pytest_gpufleet.report.terminal.summary_lines import fleet_lines
+
+    command.check_output(given.output, [given.expect], new=True)
+    if given.json and given.form:
+        raise Refused("--json and --as each say what is printed: give one of them")
+    expected = tuple(read_hosts(given.expect)) if given.expect else None
+    found = _Found()
+    # Files beside the folders, which `reports/*` names too, are none of a run.
+    for folder in {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}.values():
+        found.take(folder)
+    fleet = judge_fleet(found.runs, found.unusable, expected, found.over_nodes)
+    if given.output:
+        reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
+        with in_language(given.language):
+            command.write(given.output, hosts.page(fleet, reports))
+    if not given.form and not given.json:
+        command.print_lines(fleet_lines(fleet), given.output)
+        return fleet.exit_status
+    lines = (
+        FORMS[given.form](_states(fleet, given.drain_at_most)) if given.form else [json.dumps(hosts.document(fleet))]
+    )
+    text = "".join(f"{line}\n" for line in lines)
+    with command.printing():
+        print(text, end="")
+    return fleet.exit_status

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pytest_gpufleet.commands.command import Command, argument, as_json, new_console
+from pytest_gpufleet.commands.command import argument, as_json, new_console, subcommand
 from pytest_gpufleet.machine import local_node, telemetry
 from pytest_gpufleet.machine.local_node import LocalNode, take
 from pytest_gpufleet.model import codec
@@ -23,7 +23,15 @@ from pytest_gpufleet.run.settings import seconds
 SILENCE_SECONDS = 30.0  # after which a driver that gives no sample is taken for dead
 
 
-def _monitor(given: argparse.Namespace) -> int:
+@subcommand(
+    "show utilisation, power, clocks and temperatures of all GPUs, once a second",
+    argument("--once", action="store_true", help="show one sample and end"),
+    as_json(help="no table, but a JSON object a sample, each on its line"),
+    argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"),
+    argument("--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
+             help="where runs leave their evidence, which names the running test (default: reports)"),
+)  # fmt: skip
+def monitor(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.live import running_check
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
@@ -87,23 +95,14 @@ def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sampl
     print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
 
 
-MONITOR = Command(
-    "show utilisation, power, clocks and temperatures of all GPUs, once a second",
-    _monitor,
-    (
-        argument("--once", action="store_true", help="show one sample and end"),
-        as_json(help="no table, but a JSON object a sample, each on its line"),
-        argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="between two samples (default: 1)"),
-        argument("--fleet-dir", type=Path, default=Path("reports"), metavar="DIR",
-                 help="where runs leave their evidence, which names the running test (default: reports)"),
-    ),
-)  # fmt: skip
-
-
 SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
 
 
-def _snapshot(given: argparse.Namespace) -> int:
+@subcommand(
+    "print everything the inventory reads, as one JSON document, secrets hidden",
+    argument("--anonymous", action="store_true", help="aliases, as --fleet-alias puts them in"),
+)  # fmt: skip
+def snapshot(given: argparse.Namespace) -> int:
     with local_node.opened() as node:
         taken = take(node)
     # Of the environment it holds what environment.relevant() shows.
@@ -112,10 +111,3 @@ def _snapshot(given: argparse.Namespace) -> int:
     use_aliases(given.anonymous)
     print(json.dumps(aliased(document), indent=1))
     return 0
-
-
-SNAPSHOT = Command(
-    "print everything the inventory reads, as one JSON document, secrets hidden",
-    _snapshot,
-    (argument("--anonymous", action="store_true", help="aliases, as --fleet-alias puts them in"),),
-)

@@ -27,7 +27,19 @@ COLUMNS = ("line", *SIZES, *(f"{each:.0%} from" for each in power.PROBABILITIES)
 TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes", "nvls")
 
 
-def _run(given: argparse.Namespace) -> int:
+@command.subcommand(
+    "print how small a fault is found, with which probability, and how often a healthy machine is rejected",
+    command.argument("of", metavar="PROFILE|RUN",
+                     help="a shipped profile like h200, a TOML file, or the folder of a run"),
+    command.argument("--gpus", type=whole_number, default=8, metavar="N", help="GPUs of a node (default: 8)"),
+    command.argument("--nodes", type=whole_number, default=1, metavar="M", help="nodes (default: 1)"),
+    command.argument("--fleet-level", choices=LEVELS, default="standard", help="level (default: standard)"),
+    command.file("--plot", help="also write the probabilities as curves, an SVG"),
+    details="By the model that makes the lines: healthy machines and GPUs differ by the spreads of the profile, here "
+    "at the upper end of their 95 % confidence; a second measurement changes nothing, since the chips are the same; a "
+    "fault is found if the best single measurement of it misses its line.",
+)  # fmt: skip
+def show_power(given: argparse.Namespace) -> int:
     command.check_output(given.plot)
     made, title = _comparisons(given)
     console = command.new_console(highlight=False)
@@ -143,20 +155,3 @@ def plot(made: Sequence[Comparison], title: str) -> str:
                 panel.legend(frameon=False, fontsize=8, loc="lower right")
         axes[0].set_ylabel("found, per cent")
         return plots.svg(figure, f"{title}: the probability that a fault is found, by its size", {})
-
-
-POWER = command.Command(
-    "print how small a fault is found, with which probability, and how often a healthy machine is rejected",
-    _run,
-    (
-        command.argument("of", metavar="PROFILE|RUN",
-                         help="a shipped profile like h200, a TOML file, or the folder of a run"),
-        command.argument("--gpus", type=whole_number, default=8, metavar="N", help="GPUs of a node (default: 8)"),
-        command.argument("--nodes", type=whole_number, default=1, metavar="M", help="nodes (default: 1)"),
-        command.argument("--fleet-level", choices=LEVELS, default="standard", help="level (default: standard)"),
-        command.file("--plot", help="also write the probabilities as curves, an SVG"),
-    ),
-    "By the model that makes the lines: healthy machines and GPUs differ by the spreads of the profile, here at the "
-    "upper end of their 95 % confidence; a second measurement changes nothing, since the chips are the same; a fault "
-    "is found if the best single measurement of it misses its line.",
-)  # fmt: skip

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import json
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,26 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import NODES, SUMMARY, RunFolder
 from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.verdict import orders, profile
-from pytest_gpufleet.verdict.across_runs.calibration import calibrate
+from pytest_gpufleet.verdict.across_runs import calibration
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 
 
-def _judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
+@command.subcommand(
+    "re-evaluate a recorded run against other limits, without the machine",
+    command.folders(help="the folders of runs"),
+    command.file("--fleet-profile", metavar="PATH",
+                 help="limits from this TOML file (default: the shipped ones for this GPU model)"),
+    command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
+                     f"{', '.join(GRADES)} (default: what the run asked for)"),
+    command.as_json(help="no summary, but one JSON object"),
+    command.output(help="write a report of this judgement as HTML, of one folder"),
+    details="What a check compared itself, like the number of GPUs, is not judged again.",
+    statuses="Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
+)  # fmt: skip
+@command.for_each
+def judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
@@ -62,7 +74,16 @@ def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record
     return judge_again(record, limits, basis, own)
 
 
-def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
+@command.subcommand(
+    "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
+    command.folders(help="the folders of runs"),
+    command.as_json(help="no lines, but one JSON object"),
+    command.argument("--text", action="store_true", help="as text, as in report.txt: print it and write no file"),
+    command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
+    command.output(help="write the report there, and nothing else, of one folder"),
+)  # fmt: skip
+@command.for_each
+def report(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, Any]]:
     from pytest_gpufleet.report.page import page
     from pytest_gpufleet.report.terminal.summary_lines import text_report
 
@@ -92,39 +113,24 @@ def _make_again(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict
     return 0, {"verdict": record.verdict, **({"text": text} if given.text else {"files": [*map(str, files)]})}
 
 
-JUDGE = command.Command(
-    "re-evaluate a recorded run against other limits, without the machine",
-    partial(command.for_each, _judge),
-    (
-        command.folders(help="the folders of runs"),
-        command.file("--fleet-profile", metavar="PATH",
-                     help="limits from this TOML file (default: the shipped ones for this GPU model)"),
-        command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
-                         f"{', '.join(GRADES)} (default: what the run asked for)"),
-        command.as_json(help="no summary, but one JSON object"),
-        command.output(help="write a report of this judgement as HTML, of one folder"),
-    ),
-    "What a check compared itself, like the number of GPUs, is not judged again.",
-    "Else as of a run: 0 ACCEPTED or a clean REHEARSAL, 1 REJECTED, 10 INCOMPLETE; of several runs the worst.",
-)  # fmt: skip
-
-REPORT_AGAIN = command.Command(
-    "write report.html and summary.json of a run again from its evidence alone, also of a run that died",
-    partial(command.for_each, _make_again),
-    (
-        command.folders(help="the folders of runs"),
-        command.as_json(help="no lines, but one JSON object"),
-        command.argument("--text", action="store_true", help="as text, as in report.txt: print it and write no file"),
-        command.argument("--language", choices=LANGUAGES, help="of the report (default: that of the run)"),
-        command.output(help="write the report there, and nothing else, of one folder"),
-    ),
-)
-
-
 FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
 
 
-def _compare(given: argparse.Namespace) -> int:
+@command.subcommand(
+    "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
+    command.folder("first", help="the folder of a run"),
+    command.folder("others", nargs="+", metavar="OTHER_DIR", help="the folders of those to compare it with"),
+    command.argument("--same-machine", action="store_true",
+                     help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
+                     "got worse"),
+    command.as_json(help="no tables, but one JSON object"),
+    command.output(help="write the comparison as HTML"),
+    command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
+    details="An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two "
+    "runs, the second is held against the first.",
+    statuses="1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
+)  # fmt: skip
+def compare(given: argparse.Namespace) -> int:
     from rich.text import Text
 
     from pytest_gpufleet.report import several_runs
@@ -153,26 +159,14 @@ def _compare(given: argparse.Namespace) -> int:
     return int(found.bad)
 
 
-COMPARE = command.Command(
-    "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
-    _compare,
-    (
-        command.folder("first", help="the folder of a run"),
-        command.folder("others", nargs="+", metavar="OTHER_DIR", help="the folders of those to compare it with"),
-        command.argument("--same-machine", action="store_true",
-                         help="compare each GPU of the last run, by its UUID, with its own earlier runs, and name what "
-                         "got worse"),
-        command.as_json(help="no tables, but one JSON object"),
-        command.output(help="write the comparison as HTML"),
-        command.argument("--language", choices=LANGUAGES, default="en", help="of that page (default: en)"),
-    ),
-    "An outlier is worse than the same place in most of the runs by more than healthy machines differ; of two runs, "
-    "the second is held against the first.",
-    "1 also if there is an outlier, if something got worse, or if there is nothing to compare.",
+@command.subcommand(
+    "write measurements, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
+    command.FOLDER,
+    command.argument("--to", choices=("tensorboard", "swanlab", "csv"), required=True, help="what it is for"),
+    command.output(help="a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
+    details="It works offline, from the evidence alone.",
 )  # fmt: skip
-
-
-def _export(given: argparse.Namespace) -> int:
+def export(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report import exports
 
     to, output = given.to, given.output
@@ -192,24 +186,21 @@ def _export(given: argparse.Namespace) -> int:
     return 0
 
 
-EXPORT = command.Command(
-    "write measurements, curves and telemetry of a run for TensorBoard, SwanLab or as CSV",
-    _export,
-    (
-        command.FOLDER,
-        command.argument("--to", choices=("tensorboard", "swanlab", "csv"), required=True, help="what it is for"),
-        command.output(help="a new folder, or an empty one, to write to", required=True, metavar="FOLDER"),
-    ),
-    "It works offline, from the evidence alone.",
-)
-
-
-def _calibrate(given: argparse.Namespace) -> int:
+@command.subcommand(
+    "write a profile with limits from runs on known-good machines",
+    command.folders(help="the folders of known-good runs"),
+    command.output(help="the profile to write, a TOML file", required=True),
+    command.argument("--replace-shipped", action="store_true",
+                     help="also write limits where weaker shipped ones hold (default: only where none holds)"),
+    details="A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that "
+    "were not clean, and runs that differ in GPU model, in software, or by more than 10 % in a measurement.",
+)  # fmt: skip
+def calibrate(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     found = verify.all_checked(given.folders)
     runs = {name: run.record for name, run in found.items()}
     sums = {name: run.digest for name, run in found.items()}
-    text, lines = calibrate(runs, sums, replace_shipped=given.replace_shipped)
+    text, lines = calibration.calibrate(runs, sums, replace_shipped=given.replace_shipped)
     command.write(given.output, text)
     written = profile.load(given.output)
     command.print_line(
@@ -220,21 +211,13 @@ def _calibrate(given: argparse.Namespace) -> int:
     return 0
 
 
-CALIBRATE = command.Command(
-    "write a profile with limits from runs on known-good machines",
-    _calibrate,
-    (
-        command.folders(help="the folders of known-good runs"),
-        command.output(help="the profile to write, a TOML file", required=True),
-        command.argument("--replace-shipped", action="store_true",
-                         help="also write limits where weaker shipped ones hold (default: only where none holds)"),
-    ),
-    "A limit is the mean of these machines, with how much they and their GPUs differ. It refuses runs that were not "
-    "clean, and runs that differ in GPU model, in software, or by more than 10 % in a measurement.",
+@command.subcommand(
+    "write an order file from a known-good machine, for --fleet-order",
+    command.folder("folder", help="the folder of a run on a machine that is right"),
+    command.output(help="the order to write, a TOML file", required=True),
+    details="It is read from the evidence of a run; an existing file is left as it is.",
 )  # fmt: skip
-
-
-def _order(given: argparse.Namespace) -> int:
+def order(given: argparse.Namespace) -> int:
     command.check_output(given.output, new=True)
     with given.folder.of_anybody():
         record = verify.checked(given.folder).record
@@ -251,14 +234,3 @@ def _order(given: argparse.Namespace) -> int:
         came_to = record.verdict or "did not come to its end"
         command.print_line(f"that run: {came_to}; what is wrong with the machine may stand in its order")
     return 0
-
-
-ORDER = command.Command(
-    "write an order file from a known-good machine, for --fleet-order",
-    _order,
-    (
-        command.folder("folder", help="the folder of a run on a machine that is right"),
-        command.output(help="the order to write, a TOML file", required=True),
-    ),
-    "It is read from the evidence of a run; an existing file is left as it is.",
-)

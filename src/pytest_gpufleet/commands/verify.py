@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
-from pytest_gpufleet.commands.command import FOLDER, SIGNED_BY, Command, argument, file, print_line, printing
+from pytest_gpufleet.commands.command import FOLDER, SIGNED_BY, argument, file, print_line, printing, subcommand
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
@@ -120,7 +120,18 @@ def _path(folder: RunFolder, name: str) -> Path:
     return folder / f"{SIGNED_BY}{name}{ENDING}"
 
 
-def _sign(given: argparse.Namespace) -> int:
+@subcommand(
+    "sign a run with an OpenSSH key",
+    FOLDER,
+    file("--key", required=True,
+         help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds"),
+    argument("--as", required=True, dest="name", metavar="NAME",
+             help="who signs, as the list of allowed signers has it, like ann@example.com"),
+    details="It signs summary.json, which has the SHA-256 of the evidence and of the report, and writes "
+    "signed-by-NAME.sig into the folder of the run, beside the signatures of others. `gpufleet verify "
+    "--allowed-signers` checks them.",
+)  # fmt: skip
+def sign(given: argparse.Namespace) -> int:
     """ssh-keygen itself asks for a passphrase, a PIN or a touch, and takes its time. No signature is ever replaced."""
     folder, name = given.folder, given.name
     found, _ = examined(folder)
@@ -149,22 +160,18 @@ def _sign(given: argparse.Namespace) -> int:
     return 0
 
 
-SIGN = Command(
-    "sign a run with an OpenSSH key",
-    _sign,
-    (
-        FOLDER,
-        file("--key", required=True,
-             help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds"),
-        argument("--as", required=True, dest="name", metavar="NAME",
-                 help="who signs, as the list of allowed signers has it, like ann@example.com"),
-    ),
-    "It signs summary.json, which has the SHA-256 of the evidence and of the report, and writes signed-by-NAME.sig "
-    "into the folder of the run, beside the signatures of others. `gpufleet verify --allowed-signers` checks them.",
+@subcommand(
+    "check that evidence, report and summary of a run match, and its signatures",
+    FOLDER,
+    file("--allowed-signers", help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one "
+         "signature must be there"),
+    file("--revoked-keys", help="keys that no longer count: public keys, or a KRL of OpenSSH"),
+    details="Every command that reads a run does so first. This shows whether a file was changed or mixed up later. It "
+    "cannot show who wrote them: for that, check who signed them with --allowed-signers, or compare the SHA-256 with "
+    "the one on the signed paper.",
+    statuses="1 also if anything differs, or if a signature is not good.",
 )  # fmt: skip
-
-
-def _verify(given: argparse.Namespace) -> int:
+def verify(given: argparse.Namespace) -> int:
     folder = given.folder
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
@@ -189,19 +196,3 @@ def _verify(given: argparse.Namespace) -> int:
         for line in (f"{held}, SHA-256 {found.digest}: {verdict}", *remarks):
             print_line(f"{folder}: {line}")
     return 0
-
-
-VERIFY = Command(
-    "check that evidence, report and summary of a run match, and its signatures",
-    _verify,
-    (
-        FOLDER,
-        file("--allowed-signers", help="check signatures: who may sign, with which keys, as ssh-keygen(1) has it; one "
-             "signature must be there"),
-        file("--revoked-keys", help="keys that no longer count: public keys, or a KRL of OpenSSH"),
-    ),
-    "Every command that reads a run does so first. This shows whether a file was changed or mixed up later. It cannot "
-    "show who wrote them: for that, check who signed them with --allowed-signers, or compare the SHA-256 with the one "
-    "on the signed paper.",
-    "1 also if anything differs, or if a signature is not good.",
-)  # fmt: skip

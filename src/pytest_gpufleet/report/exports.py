@@ -87,21 +87,18 @@ def points(record: Record) -> list[Point]:
 def _figures_and_curves(record: Record) -> Iterator[Point]:
     """Of curves the figures that differ in nothing but a size, at least two of them."""
     began = record.run.began
-    found: dict[tuple[str, Figure, str], dict[int, float]] = defaultdict(dict)
+    found: dict[tuple[str, str, str, str, str], dict[int, float]] = defaultdict(dict)
     for figure, values in figures(record.findings).items():
-        conditions = dict(figure.conditions)
+        name, unit, conditions = clean(figure.name), figure.metric.unit, dict(figure.conditions)
         for place, value in values.items():
-            labels = clean(figure.name), figure.metric.unit, _words(conditions), str(place)
-            yield Point("figures", *labels, "", 0, began, value)
+            yield Point("figures", name, unit, _words(conditions), str(place), "", 0, began, value)
             for along, changing in ALONG.items():
-                size = conditions.get(along)
+                size, rest = conditions.get(along), {key: of for key, of in conditions.items() if key not in changing}
                 if isinstance(size, int) and not isinstance(size, bool) and math.isfinite(value):
-                    rest = tuple((name, of) for name, of in figure.conditions if name not in changing)
-                    found[along, Figure(figure.name, rest, figure.metric), str(place)][size] = value
-    for (along, figure, at), curve in found.items():
-        labels = f"{clean(figure.name)} by {along}", figure.metric.unit, _words(dict(figure.conditions)), at
+                    found[f"{name} by {along}", unit, _words(rest), str(place), along][size] = value
+    for labels, curve in found.items():
         if len(curve) > 1:
-            yield from (Point("curves", *labels, along, size, began, curve[size]) for size in sorted(curve))
+            yield from (Point("curves", *labels, size, began, curve[size]) for size in sorted(curve))
 
 
 def _losses(record: Record) -> Iterator[Point]:

@@ -206,9 +206,7 @@ def rows(record: Record, fleet: Fleet) -> list[HostRow]:
             state = failures.cell(Place(node, "node"), group, named, record.hosts).state
             if state != "failed" and (node in record.lost or node in record.left_out or not group.checks):
                 state = "not run"
-            elif state in ("ok", "") and not nobody.isdisjoint(
-                group.checks
-            ):  # who could be is not named: it may be any
+            elif state in ("ok", "") and not nobody.isdisjoint(group.checks):  # nobody is named who could be: any may
                 state = "unclear"
             cells[group.title] = state
         found.append(replace(row, cells=cells, said=said[node][:MOST_SAID], serial=record.node(node).serial))

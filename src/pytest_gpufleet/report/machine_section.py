@@ -150,13 +150,9 @@ def _fact(name: str, value: Any) -> str:
 
 # Kinds of links from `nvidia-smi topo -m`, nearest first, and what the report says of them.
 LINKS = {
-    "NV": "NVLink",
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "a PCIe host bridge",
-    "NODE": "one NUMA node",
-    "SYS": "across NUMA nodes",
-}
+    "NV": "NVLink", "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "a PCIe host bridge",
+    "NODE": "one NUMA node", "SYS": "across NUMA nodes",
+}  # fmt: skip
 # Of each GPU, by the heads of the table behind its name.
 INVENTORY: dict[str, Callable[[Gpu], Any]] = {
     "Position": lambda gpu: gpu.position,
