@@ -46,8 +46,8 @@ def test_points_are_those_of_the_record(run, points):
     record = RunFolder(run).record()
     finding = next(each for each in record.findings if each.measurement.metric == "gemm_mean")
     place, value = next(iter(finding.measurement.values.items()))
-    assert value in {
-        point.value for point in points if (point.kind, point.name, point.place) == ("figures", "gemm_mean", str(place))
+    assert ("figures", "gemm_mean", str(place), value) in {
+        (point.kind, point.name, point.place, point.value) for point in points
     }
     latency = [point for point in points if point.name == "collective_latency by bytes"]
     steps = [point.step for point in latency if point.tag == latency[0].tag]

@@ -22,13 +22,9 @@ HOSTS = [f"node-{number:03}" for number in range(1, 65)]
 
 def runs_of_64():
     """7 is slow by itself, 12 has a slow GPU, 20 another driver, and 31 is rejected by its own run."""
-    return fleet_of(
-        64,
-        node_007=host_run("node-007", change=slower(0.1)),
-        node_012=host_run("node-012", change=slower(0.12, 2)),
-        node_020=host_run("node-020", machine=lambda topology: replace(topology, driver="570.86.15")),
-        node_031=rejected("node-031"),
-    )
+    other = host_run("node-020", machine=lambda topology: replace(topology, driver="570.86.15"))
+    slow, slow_gpu = host_run("node-007", change=slower(0.1)), host_run("node-012", change=slower(0.12, 2))
+    return fleet_of(64, node_007=slow, node_012=slow_gpu, node_020=other, node_031=rejected("node-031"))
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +97,8 @@ PAIRS, RAILS = "Nodes groups", "Nodes rails"
 def nodes():
     """Of 64 nodes 31 is left out too, 16 is slow in pairs, 21 and 22 with each other, rail 2 of 41 is slow, and 45 is
     lost."""
-    return of_nodes(
-        runs_of_64(),
-        Between(
-            nodes=(15,), rails=((40, 2),), links=((20, 21),), lost={44: "nothing heard"}, left_out={30: "REJECTED"}
-        ),
-    )
+    gone = {"lost": {44: "nothing heard"}, "left_out": {30: "REJECTED"}}
+    return of_nodes(runs_of_64(), Between(nodes=(15,), rails=((40, 2),), links=((20, 21),), **gone))
 
 
 @pytest.fixture(scope="module")
@@ -140,19 +132,15 @@ def test_each_node_stands_by_its_own_run_and_by_the_checks_between_and_its_place
     assert rows["node-045"].serial == "SN-node-045"
 
 
-def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report(rows, node_page):
+def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report_in_chinese_too(rows, node_page, nodes):
     assert hosts_led_to(node_page, "nodes/15-node-016/report.html") == sum(row.wrong for row in rows.values())
     assert "which only holders of the cluster&#39;s token can read or send" in node_page.html
+    text = Page(report(*nodes[:1], "", nodes[1], language="zh")).text
+    assert "1 台主机（node-045）失联：nothing heard" in text  # noqa: RUF001
+    assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
     assert "SN-node-016" in node_page.html
     assert len(node_page.html.encode()) < 5e6 / 4
     assert len(node_page.seen) < 20_000
-
-
-def test_what_is_told_of_nodes_is_told_in_chinese_too(nodes):
-    record, runs = nodes
-    text = Page(report(record, "", runs, language="zh")).text
-    assert "1 台主机（node-045）失联：nothing heard" in text  # noqa: RUF001
-    assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
 
 
 def test_on_a_phone_nothing_is_cut_off(node_page, standard, bad_gpu, tmp_path):

@@ -230,11 +230,11 @@ def noted(standard):
 def test_notes_stand_in_the_head_and_beside_the_signatures(noted):
     page = Page(html_of(noted, "5e" * 32))
     signed = dict(row for row in page.table("What this is about").rows)
-    assert list(signed)[:4] == ["Order number", "Technician", "Remarks", "Cost centre"]
+    given = {"Order number": "4711", "Technician": "J. Roe", "Remarks": "</style><b>bold</b>", "Cost centre": "88"}
+    assert [*signed.items()][:4] == [*given.items()]
     assert signed["Machine"] == "Dell Inc. PowerEdge XE9680, serial ABC123"
     assert signed["Suite"].endswith(", commit 0123abcd-dirty")
     assert signed["Time"] == "2026-11-20 09:14:03 UTC to 2026-11-20 09:45:15 UTC, 31 min 12 s"
-    assert [*signed.values()][:4] == ["4711", "J. Roe", "</style><b>bold</b>", "88"]
     assert "5e5e" in page.text[page.text.index("Sign-off") :]
     assert "b" not in {tag for tag, _ in page.seen}
 

@@ -126,10 +126,6 @@ def write(path: Path, text: str) -> None:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
 
 
-# The best first. Whatever else a run ended with is as bad as a rejection.
-STATUSES = (EXIT_STATUS["ACCEPTED"], EXIT_STATUS["INCOMPLETE"], EXIT_STATUS["REJECTED"])
-
-
 Work = Callable[[argparse.Namespace, RunFolder], tuple[int, dict[str, Any]]]
 
 
@@ -153,8 +149,8 @@ def _for_each(work: Work, given: argparse.Namespace) -> int:
             if not given.json:
                 print_line(f"gpufleet: {error}", sys.stderr)
         documents.append({"folder": str(folder), "exit_status": status, **document})
-    statuses: list[int] = [each["exit_status"] for each in documents]
-    worst = max(statuses, key=lambda each: STATUSES.index(each) if each in STATUSES else len(STATUSES))
+    best_first = [EXIT_STATUS[verdict] for verdict in ("ACCEPTED", "INCOMPLETE", "REJECTED")]
+    worst: int = max((each["exit_status"] for each in documents), key=best_first.index)
     if given.json:
         with printing():
             print(json.dumps({"exit_status": worst, "runs": documents}))

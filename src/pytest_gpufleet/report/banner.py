@@ -59,9 +59,8 @@ def headline(record: Record) -> str:
 def reasons(
     record: Record, where_more: str = "which the report lists", with_checks: bool = False, of_fleet: Iterable[str] = ()
 ) -> list[str]:
-    """Why the verdict is what it is, beyond the headline and the paragraph below it; the first few, and `where_more`
-    says where all are. Cases of one check are one reason. `with_checks`: also which failed, where nothing else names
-    them. `of_fleet`: of a run on many nodes the reasons as its fleet has them, which can be said in any language."""
+    """Why the verdict is what it is, beyond the headline and the paragraph below; `where_more`: where all are. Cases of
+    one check are one reason. `with_checks`: also which failed. `of_fleet`: of many nodes, as their fleet says them."""
     if record.verdict is None:
         return [say("No verdict was recorded: the run did not reach its end.")]
     if record.verdict == "ACCEPTED":
@@ -210,12 +209,9 @@ NOTHING_LEFT_OUT = "with no check left out"
 LIMITS = "with these limits"
 # What has to be otherwise in the next run, by what this one left open (verdict/gaps.py).
 OTHERWISE = {
-    "deselected": NOTHING_LEFT_OUT,
-    "not run": NOTHING_LEFT_OUT,
+    **dict.fromkeys(("deselected", "not run"), NOTHING_LEFT_OUT),
     "too short": "with a burn-in that is long enough",
-    "not judged": LIMITS,
-    "below the basis": LIMITS,
-    "calibrated here": LIMITS,
+    **dict.fromkeys(("not judged", "below the basis", "calibrated here"), LIMITS),
     "disturbed": "once no other process uses the GPUs",
     "skipped": "once the causes of the skipped checks are fixed",
     "without telemetry": "once the driver gives telemetry of the GPUs",

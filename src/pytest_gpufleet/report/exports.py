@@ -1,8 +1,7 @@
 """What other programs read of a run: figures, curves, losses and telemetry, a row a point, for experiment trackers and
 spreadsheets; verdict, figures and faults for Prometheus, by the textfile collector of node_exporter.
 
-Prometheus' own client knows how to escape labels. From the beginning of a run on it says that it is running, so
-that a verdict does not stay when the machine dies in the next run.
+From the beginning of a run on the textfile says that it is running, so that no verdict stays when the machine dies.
 """
 
 import csv
@@ -44,10 +43,9 @@ About = Mapping[str, str]  # what tells a run from others
 
 
 class Point(NamedTuple):
-    """`kind`: figures, curves, losses or telemetry. `along`: what the steps are, "" of a figure. `step`: 0 of a figure;
-    of a curve the size (bytes, batch or nodes); of losses the steps that were done; of telemetry milliseconds since the
-    first sample. `time`: seconds since the epoch; of figures and curves when the run began, of losses when their check
-    wrote them."""
+    """`kind`: figures, curves, losses or telemetry. `along`: what the steps are, "" of a figure. `step`: 0 of a figure,
+    the size of a curve, the steps done of losses, of telemetry milliseconds since the first sample. `time`: since the
+    epoch; of figures and curves when the run began, of losses when their check wrote them."""
 
     kind: str
     name: str
@@ -203,7 +201,7 @@ HELP = {
 def write_textfile(path: Path, record: Record) -> None:
     """Write the textfile for a run, which goes on as long as it has no verdict. OSError if it cannot be written."""
     registry = CollectorRegistry()
-    found = {**_of_the_run(record), **_of_places(record)}
+    found = _series(record)
     for name, series in ((name, found[name]) for name in HELP if found[name]):
         names = sorted({label for labels, _ in series for label in labels})
         gauge = Gauge(name, HELP[name], names, registry=registry)
@@ -212,13 +210,20 @@ def write_textfile(path: Path, record: Record) -> None:
     safe_files.write_text(path, generate_latest(registry).decode())
 
 
-def _of_the_run(record: Record) -> dict[str, Series]:
+def _series(record: Record) -> dict[str, Series]:
     run, running, host = record.run, record.verdict is None, {"host": record.run.host}
     outcomes = Counter(check.outcome for check in record.checks.values())
     counts, worst = basis.by_grade(record), basis.lowest(record)
     status = math.nan if record.exit_status is None else record.exit_status
     nodes = record.hosts if record.of_cluster else {}
     ends = {node: end.verdict for node, end in record.finished.items()}
+    serials = {gpu.place: gpu.serial or "" for gpu in record.topology.gpus}
+
+    def at(where: Where) -> dict[str, str]:
+        found = {"place": str(where), "serial": "-".join(serials[part] for part in where.parts if part in serials)}
+        nodes = dict.fromkeys(record.hosts.get(part.node, "") for part in where.parts if part.is_on_node)
+        return {**found, "node": "-".join(nodes)} if record.of_cluster else found
+
     return {
         "gpufleet_running": [(host, float(running))],
         "gpufleet_verdict": [({"verdict": word, **host}, float(word == record.verdict)) for word in STAMPS],
@@ -234,18 +239,6 @@ def _of_the_run(record: Record) -> dict[str, Series]:
             for word in STAMPS
         ],
         "gpufleet_node_lost": [({"node": name}, float(node in record.lost)) for node, name in nodes.items()],
-    }
-
-
-def _of_places(record: Record) -> dict[str, Series]:
-    serials = {gpu.place: gpu.serial or "" for gpu in record.topology.gpus}
-
-    def at(where: Where) -> dict[str, str]:
-        found = {"place": str(where), "serial": "-".join(serials[part] for part in where.parts if part in serials)}
-        nodes = dict.fromkeys(record.hosts.get(part.node, "") for part in where.parts if part.is_on_node)
-        return {**found, "node": "-".join(nodes)} if record.of_cluster else found
-
-    return {
         "gpufleet_figure": [
             ({**_labels(figure), **at(place)}, value)
             for figure, values in figures(record.findings).items()

@@ -26,9 +26,8 @@ NOBODY: Mapping[Place, Place] = {}
 
 
 class Accused(NamedTuple):
-    """What a failed check says of GPUs. `named` are to blame; `beside` are in pairs with one of those. `everybody`: all
-    failed together, and nothing tells which is the cause. What is said of `explained` has one of `causes`, which say
-    nothing against them; `is_explained` if that is so of all that the check says."""
+    """What a failed check says of GPUs. `named` are to blame; `beside` are in pairs with one of those. `everybody`: any
+    may be the cause. What is said of `explained`, or (`is_explained`) all that the check says, has one of `causes`."""
 
     named: tuple[Place, ...] = ()
     beside: Mapping[Place, Place] = NOBODY

@@ -188,8 +188,7 @@ def _worth(limit: Limit | None, sources: Sources) -> tuple[str, int | None]:
 
 
 def _spread(findings: Sequence[Finding], hosts: wording.Hosts) -> Cell:
-    """How far the samples behind the figures differ at most, of which of several figures, and the fewest samples there
-    are; where that is more than a judged figure may, why it is none that fails."""
+    """How far the samples differ at most, of which figure, the fewest of them, and why it may be more than allowed."""
     spreads = [(spread, at, each) for each in findings for at, spread in each.measurement.spread.items()]
     if not spreads:
         return Cell()
@@ -215,8 +214,7 @@ MOST_ROWS = 25  # of one matrix: then the next begins beside it
 
 
 def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALONE) -> list[Table]:
-    """Of each finding with figures of pairs: from the place of the row to that of the column, or, where few of many
-    pairs were measured, the pairs of each place; and of each with figures of what several nodes have: a row a node."""
+    """Of each finding with figures of pairs, and of what several nodes have, then with a row a node."""
     tables = []
     for finding in (each for each in findings if each.measurement.values):
         places = finding.measurement.values
@@ -237,6 +235,7 @@ def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALON
 
 
 def _pairs(finding: Finding, hosts: wording.Hosts) -> list[Table]:
+    """From the place of the row to that of the column; where few of many pairs were measured, those of each place."""
     values = finding.measurement.values
     given = {(place.parts[0], place.parts[1]): place for place in values}
     if not any(pair[::-1] in given for pair in given):  # each pair was measured once, for both directions
@@ -307,7 +306,6 @@ LOST = (
     "the rest is the host, or lower clocks"
 )
 HEADS_LOST = ("Efficiency", "all_reduce of gradients", "Pace of the slowest", "Anything else")
-EPOCH, GPU_MEMORY = "Epoch of ImageNet", "GPU memory"
 
 
 @dataclass(frozen=True)
@@ -346,8 +344,7 @@ def is_swept(conditions: Mapping[str, Condition]) -> bool:
 
 
 def ways_of(findings: Sequence[Finding]) -> list[Way]:
-    """What was trained, by all that training depends on but the number of GPUs; by the numbers in which they differ. Of
-    other work than the sweep only what several GPUs did together."""
+    """By all that training depends on but the number of GPUs. Of other work than the sweep what several did."""
     rows: dict[tuple[object, ...], Way] = {}
     each_alone: list[tuple[Measurement, int, Way]] = []
     for one in (finding.measurement for finding in findings if finding.measurement.values):
@@ -393,16 +390,15 @@ def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
         name = say(", ").join(word for word in words if word not in shared)
         lines.append(Row(name or say("images that stay on the GPU"), (*cells,)))
     heads = [say("1 GPU" if count == 1 else "{gpus} GPUs", gpus=count) for count in counts]
-    columns = (*heads, *([GPU_MEMORY] if memory else []), EPOCH)
+    columns = (*heads, *(["GPU memory"] if memory else []), "Epoch of ImageNet")
     notes = say(NOTE, images=f"{EPOCH_IMAGES:,}"), say(", ").join(word for word in names[0] if word in shared)
     return Table(wording.capitalised(say(title)), "Conditions", columns, tuple(lines), notes)
 
 
 def _lost(way: Way) -> Iterator[Row]:
-    """Parts of what the GPUs do alone, added up, for each number of GPUs whose share of communication was measured;
-    together 1, or more where the figures do not fit together. Delivered: what they do together. Gradients: lost to
-    communication, as its share of a step says. Imbalance: what faster GPUs could do beyond the pace of the slowest. The
-    rest cannot be separated by what is measured: the host, or clocks that are lower when all communicate."""
+    """Parts of what the GPUs do alone, added up, by number of GPUs; together 1, or more where the figures do not fit
+    together. Delivered: what they do together. Gradients: lost to communication, by its share of a step. Imbalance: what
+    faster GPUs could do beyond the slowest. The rest is not told apart: the host, or lower clocks."""
     alone = way.figures.get((ALONE, 1), {})
     total = sum(alone.values())
     for count, share in way.by_count(SHARE).items():
@@ -436,9 +432,8 @@ def judged(record: Record) -> list[Finding]:
 
 
 def group_table(*records: Record) -> Table:
-    """A row for each group of which something was judged, in the order of the suite, on many nodes of all of them
-    together: how many measurements are within their limits, and the one that came nearest to its limit, or is furthest
-    beyond it, which has in `details` how people call it."""
+    """A row for each group of which something was judged, on many nodes of all of them together: how many measurements
+    are within their limits, and the one nearest to its limit or furthest beyond, in `details` how people call it."""
     rows = []
     for group, of_group in _by_group((each, record) for record in records for each in judged(record)).items():
         nearest, record = min(of_group, key=lambda each: wording.margin(each[0]))

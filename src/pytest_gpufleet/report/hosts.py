@@ -122,8 +122,7 @@ def beside(row: HostRow) -> list[str]:
 
 
 def counts(fleet: Fleet) -> list[str]:
-    """The fleet in figures: hosts by verdict, GPUs by model; and what all hosts together exclude: GPU time in which
-    nothing differed adds up. Nothing where anything did."""
+    """Hosts by verdict, GPUs by model; and what all together exclude: GPU time in which no bit differed adds up."""
     records = [run.record for run in fleet.hosts]
     verdicts = Counter(str(record.verdict) for record in records)
     models = Counter(gpu.name for record in records for gpu in record.topology.gpus)
@@ -231,8 +230,7 @@ def _said(record: Record, between: Sequence[Group]) -> dict[int, list[str]]:
 
 
 def nodes_in_words(record: Record) -> list[str]:
-    """What a run on many nodes stands on: how many there are and which of them are one host, what they reach each
-    other by, and how what they tell each other is kept from strangers. Nothing of a run on its own machine."""
+    """How many nodes there are, which are one host, and what they reach each other by; nothing of one machine."""
     run = record.run
     if not record.of_cluster:
         return []
@@ -305,8 +303,7 @@ class HostsPart:
 
 
 def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
-    """The report of a fleet, a self-contained HTML page: verdict, every host by groups of checks, those that are not
-    fine, and where each one's own report is. `reports`: their addresses, by folder, where there is one."""
+    """The report of a fleet as a self-contained HTML page. `reports`: as `HostsPart` has them."""
     return render(
         "fleet.html.jinja",
         title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),

@@ -285,8 +285,7 @@ QUANTITIES = (
 
 
 def telemetry(samples: Sequence[Sample], places: Sequence[Place], checks: Spans) -> str:
-    """An SVG of every quantity that any GPU gave, over the whole run; "" with fewer than two samples, which are in the
-    order in which they were taken, and of each the GPUs in that of `places`."""
+    """An SVG of every quantity that any GPU gave, the GPUs in the order of `places`; "" with fewer than two samples."""
     # Not the time of the last sample: somebody may have set the clock back during the run.
     start, length = (samples[0].time, max(each.time for each in samples) - samples[0].time) if samples else (0.0, 0.0)
     if length <= 0:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -80,8 +79,8 @@ TURN_SECONDS = 1.0
 
 
 class Below:
-    """A stream to write to instead of `stream`, a terminal, from `with` on: what is written stands above what `shown()`
-    gives, which is drawn anew once a second and whenever the stream is flushed."""
+    """A stream in place of a terminal: what is written stands above what `shown()` gives, which is drawn once a second
+    and whenever the stream is flushed."""
 
     def __init__(self, stream: TextIO, shown: Callable[[], RenderableType]) -> None:
         self._stream = stream
@@ -103,9 +102,7 @@ class Below:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._over.is_set():
             return
         self._end()
