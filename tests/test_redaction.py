@@ -296,10 +296,7 @@ def test_fails():
 
 
 def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest):
-    options, files = (
-        ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *conftest.RECORDED),
-        {"test_inner.py": CHECK},
-    )
+    files, options = {"test_x.py": CHECK}, ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *conftest.RECORDED)
     (folder,) = run_pytest(*options, files=files).folders
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert len(texts) == 5

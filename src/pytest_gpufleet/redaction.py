@@ -204,11 +204,9 @@ def _by_value(secret: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)|(?<!\w){head}[^\s\"']*?\.\.\.|\.\.\.[^\s\"']*?{tail}(?!\w)")
 
 
-# Aliases for what identifies a machine and its owner, in evidence that is to be published (--fleet-alias).
-#
-# One thing has one alias, wherever it stands, and on every node and in every run that has the same key: an alias is a
-# hash of the thing. So peers, resumed runs and fleets still see what is the same and what is not. An alias is left as
-# it is: the own runs of nodes have put in theirs before.
+# Aliases for what identifies a machine and its owner, in evidence that is to be published (--fleet-alias). A thing has
+# one alias in all runs with the same key, its hash: peers, resumed runs and fleets still see what is the same. An alias
+# is left as it is: the own runs of nodes have put in theirs before.
 
 ALIAS_KEY = "GPUFLEET_ALIAS_KEY"  # the variable; without it who guesses a name can find out that the guess was right
 # By their names in JSON: what stands there is replaced whatever it looks like.

@@ -149,29 +149,19 @@ def test_once_without_a_terminal_prints_one_plain_table():
     assert "does not answer" in done.stdout
 
 
-def test_json(tmp_path):
+def test_json_goes_on_line_by_line_until_the_reader_leaves(tmp_path):
     write(tmp_path / "run" / "evidence.jsonl", started("test_a"))
-    done = monitor("monitor", "--once", "--json", "--fleet-dir", str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert document["running"] == "test_a"
-    assert [gpu["gpu"] for gpu in document["gpus"]] == [f"gpu{index}" for index in range(8)]
-    assert {name: document["gpus"][0][name] for name in READINGS} == READING
-    assert document["gpus"][0]["clock_event_reasons_in_words"] == ["sw power cap"]
-    assert document["gpus"][7]["power_watts"] is None
-
-
-def test_json_goes_on_line_by_line_until_the_reader_leaves():
-    command = [sys.executable, "-c", MONITOR, "monitor", "--json", "--interval", "0.05"]
+    command = [sys.executable, "-c", MONITOR, "monitor", "--json", "--interval", "0.05", "--fleet-dir", str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        times = [json.loads(process.stdout.readline())["time"] for _ in range(3)]
+        documents = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.stdout.close()
-        assert process.wait(DEADLINE) == 0
-        assert process.stderr.read() == ""
-    assert sorted(set(times)) == times
+        assert (process.wait(DEADLINE), process.stderr.read()) == (0, "")
+    assert documents[0]["time"] < documents[1]["time"] < documents[2]["time"]
+    gpus = documents[0]["gpus"]
+    assert (documents[0]["running"], [gpu["gpu"] for gpu in gpus]) == ("test_a", [f"gpu{index}" for index in range(8)])
+    assert {name: gpus[0][name] for name in READINGS} == READING
+    assert (gpus[0]["clock_event_reasons_in_words"], gpus[7]["power_watts"]) == (["sw power cap"], None)
 
 
 @pytest.mark.parametrize(("arguments", "status", "words"), [
@@ -194,9 +184,7 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments], stdin=slave, stdout=slave, stderr=slave,
-            env=environment(**changes),
-            start_new_session=True,
-            preexec_fn=as_on_a_terminal,
+            env=environment(**changes), start_new_session=True, preexec_fn=as_on_a_terminal,
         )  # fmt: skip
         os.close(slave)
 

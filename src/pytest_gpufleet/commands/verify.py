@@ -1,5 +1,4 @@
-"""The runs that commands read: each is checked first, its files and its signatures. `gpufleet verify` says what came of
-it, `gpufleet sign` adds a signature.
+"""The runs that commands read: each is checked first, its files and its signatures.
 
 Signatures are those of OpenSSH over summary.json, which has the SHA-256 of its evidence and of its page; ssh-keygen
 makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS.

@@ -1,8 +1,6 @@
-"""The measurements of a group of checks as tables, each beside its limit.
-
-Three forms: a column for each GPU where every GPU has a figure of its own; a column for each message size where a curve
-was measured; else one figure a row. Of pairs, and of what each of several nodes has, a matrix in colours too. Of
-training a table by the number of GPUs.
+"""The measurements of a group of checks as tables, each beside its limit: a column for each GPU where every GPU has a
+figure of its own, for each message size where a curve was measured, else one figure a row. Of pairs, and of what each
+of several nodes has, a matrix in colours too. Of training a table by the number of GPUs.
 """
 
 import math
@@ -397,8 +395,8 @@ def _by_gpus(title: str, rows: Sequence[Way]) -> Table:
 
 def _lost(way: Way) -> Iterator[Row]:
     """Parts of what the GPUs do alone, added up, by number of GPUs; together 1, or more where the figures do not fit
-    together. Delivered: what they do together. Gradients: lost to communication, by its share of a step. Imbalance: what
-    faster GPUs could do beyond the slowest. The rest is not told apart: the host, or lower clocks."""
+    together. Delivered: what they do together. Gradients: lost to communication, by its share of a step. Imbalance:
+    what faster GPUs could do beyond the slowest. The rest is not told apart: the host, or lower clocks."""
     alone = way.figures.get((ALONE, 1), {})
     total = sum(alone.values())
     for count, share in way.by_count(SHARE).items():

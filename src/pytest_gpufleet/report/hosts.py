@@ -185,9 +185,8 @@ def document(fleet: Fleet) -> dict[str, Any]:
     shown: dict[str, Any] = codec.plain({
         "schema": SCHEMA, "plugin": __version__, "verdict": fleet.verdict, "exit_status": fleet.exit_status,
         "reasons": fleet.reasons, "basis": {"lowest": fleet.lowest, "figures": fleet.grades},
-        "expected": fleet.expected, "hosts": hosts, "gaps": fleet.gaps,
-        "unusable": fleet.unusable, "differences": fleet.differences,
-        "slower_than_peers": slow, "odd_hosts": odd, "faults": faults, "notes": fleet.notes,
+        "expected": fleet.expected, "hosts": hosts, "gaps": fleet.gaps, "unusable": fleet.unusable, "odd_hosts": odd,
+        "differences": fleet.differences, "slower_than_peers": slow, "faults": faults, "notes": fleet.notes,
     })  # fmt: skip
     return shown
 
@@ -305,13 +304,8 @@ class HostsPart:
 def page(fleet: Fleet, reports: Mapping[str, str]) -> str:
     """The report of a fleet as a self-contained HTML page. `reports`: as `HostsPart` has them."""
     return render(
-        "fleet.html.jinja",
-        title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),
-        made="Made by {tool} from the evidence of each host's run.",
-        fleet=fleet,
-        stamp=STAMPS[fleet.verdict],
-        means=MEANS[fleet.verdict],
-        basis=basis.in_words(fleet.grades),
-        counts=counts(fleet),
+        "fleet.html.jinja", title=say("GPU acceptance of a fleet: {count} hosts", count=len(fleet.hosts)),
+        made="Made by {tool} from the evidence of each host's run.", fleet=fleet, stamp=STAMPS[fleet.verdict],
+        means=MEANS[fleet.verdict], basis=basis.in_words(fleet.grades), counts=counts(fleet),
         hosts=HostsPart("host", "hosts", fleet, host_rows(fleet), reports),
-    )
+    )  # fmt: skip

@@ -118,14 +118,10 @@ def health(gpus: Sequence[Gpu]) -> Table:
     every = [(name, value) for gpu in gpus for name, value in gpu.facts.items() if value is not None]
     known = {name for name, value in every if not isinstance(value, Missing) or not value.absent}
     columns = [column for column in COLUMNS if not known.isdisjoint(column[1])]
-    rows = (
-        row(
-            wording.place(gpu.place),
-            *(" / ".join(_fact(name, gpu.facts.get(name)) for name in names) for _, names in columns),
-        )
-        for gpu in gpus
-        if any(name in gpu.facts for _, names in columns for name in names)
-    )
+    rows = []
+    for gpu in (gpu for gpu in gpus if any(name in gpu.facts for _, names in columns for name in names)):
+        cells = (" / ".join(_fact(name, gpu.facts.get(name)) for name in names) for _, names in columns)
+        rows.append(row(wording.place(gpu.place), *cells))
     note = "as their driver gave it when the run began"
     return Table("Health of the GPUs", "GPU", tuple(heading for heading, _ in columns), tuple(rows), (note,))
 

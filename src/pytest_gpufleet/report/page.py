@@ -57,14 +57,11 @@ def page(
         if record.of_cluster:
             fleet = over_nodes(record, runs)
             nodes = HostsPart("node", "nodes", fleet, rows_of_nodes(record, fleet), reports)
+        title = f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}"
         return render(
-            "page.html.jinja",
-            title=f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}",
-            made="Made by {tool} from the evidence of the run.",
-            foot=machine_section.page_foot(record, sha256),
-            sha256=sha256,
-            **_content(record, nodes),
-        )
+            "page.html.jinja", title=title, made="Made by {tool} from the evidence of the run.", sha256=sha256,
+            foot=machine_section.page_foot(record, sha256), **_content(record, nodes),
+        )  # fmt: skip
 
 
 def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:

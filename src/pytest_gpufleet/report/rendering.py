@@ -21,7 +21,6 @@ POLICY = Markup(f'<meta http-equiv="Content-Security-Policy" content="{RULES}">'
 TEMPLATES = Path(__file__).parent / "templates"
 STYLESHEET = TEMPLATES / "report.css"
 ABSENT = "—"
-HTML_LANGUAGES = {"zh": "zh-CN"}  # by which browsers choose the forms of characters
 
 
 def render(template: str, title: str, made: str, **content: object) -> str:
@@ -46,7 +45,8 @@ def templates() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {
         "language": current_language,
-        "html_language": lambda: HTML_LANGUAGES.get(current_language(), current_language()),
+        # By which browsers choose the forms of characters.
+        "html_language": lambda: {"zh": "zh-CN"}.get(current_language(), current_language()),
     }
     return environment
 

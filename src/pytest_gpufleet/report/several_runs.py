@@ -19,14 +19,11 @@ MOST_COLUMNS = 4
 
 def page(found: RunComparison) -> str:
     """A self-contained HTML page."""
+    notes = [wording.clean(say(note)) for note in found.notes]
     return render(
-        "comparison.html.jinja",
-        title=say("GPU acceptance runs compared"),
-        made="Made by {tool} from the evidence of each run.",
-        headline=headline(found),
-        notes=[wording.clean(say(note)) for note in found.notes],
-        tables=tables(found, len(found.runs)),
-    )
+        "comparison.html.jinja", title=say("GPU acceptance runs compared"), headline=headline(found), notes=notes,
+        made="Made by {tool} from the evidence of each run.", tables=tables(found, len(found.runs)),
+    )  # fmt: skip
 
 
 def document(found: RunComparison) -> dict[str, Any]:
@@ -49,13 +46,9 @@ def document(found: RunComparison) -> dict[str, Any]:
         figures.append({**of_figure(each.figure), "worst": worst, **middle})
     return {
         "runs": {name: {"host": of.run.host, "utc": of.run.utc, "verdict": of.verdict} for name, of in runs},
-        "notes": list(found.notes),
-        "compared": found.compared,
-        "worse" if found.over_time else "outliers": worse,
-        "fingerprints": codec.plain(found.other_bits),
-        "faults": codec.plain(found.faults),
-        "figures": figures,
-    }
+        "notes": list(found.notes), "compared": found.compared, "worse" if found.over_time else "outliers": worse,
+        "fingerprints": codec.plain(found.other_bits), "faults": codec.plain(found.faults), "figures": figures,
+    }  # fmt: skip
 
 
 def headline(found: RunComparison) -> str:

@@ -55,10 +55,8 @@ def table_lines(table: Table, width: int = WIDTH) -> list[Line]:
 
     drawn = on_screen(table)
     drawn.title, drawn.box, drawn.pad_edge = None, None, False
-    console = Console(width=width, color_system=None, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(drawn)
-    return [(line.rstrip(), PLAIN) for line in captured.get().splitlines()]
+    Console(width=width, color_system=None, file=(file := io.StringIO())).print(drawn)
+    return [(line.rstrip(), PLAIN) for line in file.getvalue().splitlines()]
 
 
 def first_few(
