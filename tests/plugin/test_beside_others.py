@@ -95,7 +95,7 @@ def test_the_fixtures_of_a_test(request, tmp_path):
     hidden, own = compat.fixture_definitions(request.node)["tmp_path"]
     assert hidden.func.__module__ == "_pytest.tmpdir"
     assert (own.func.__module__, own.argnames) == (__name__, ("tmp_path",))
-    assert compat.arguments(request.node) == {"request": request, "tmp_path": tmp_path}
+    assert compat.argument_names(request.node) == ("request", "tmp_path")
 
 
 def test_a_skip_is_reported_where_the_test_stands(run_pytest):

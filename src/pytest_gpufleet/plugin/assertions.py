@@ -55,8 +55,7 @@ def expect(
 
     Raises Faults of the kind `code` that name the GPUs, also those that do not answer. Where no GPU of this machine
     has such a thing, the check does not apply, unless it `must_exist`; where the model has it, it is not judged.
-    KeyError if nothing is called `fact`, also where there is no GPU.
-    """
+    KeyError if nothing is called `fact`."""
     if not must_exist:
         require_any(gpus, fact)
     faults = []
@@ -160,10 +159,9 @@ class Judge:
         again: Measure | None = None, on_miss: Callable[[], Cause] | None = None,
     ) -> None:  # fmt: skip
         """Hold each of the measurements against its limit and its peers, and record all. Of a function, what it
-        measures; it does so once more, after a pause, where one missed, or its samples differ by more than they may.
-        `again` measures instead, where the second time is another way; what was only `shown` it may give too.
-        `on_miss` looks for the cause if one missed then. TypeError for what is no Measurement, ValueError for none.
-        """
+        measures, and after a pause once more where one missed or is unsteady: by `again`, if that is another way, which
+        may give what was only `shown` too. `on_miss` looks for the cause if one missed then. TypeError for what is no
+        Measurement, ValueError for none."""
         run, item, shown = self._item.config.stash[RUN], self._item, tuple(shown)
         first, second = taken(measurements), [again] if again else [each for each in measurements if callable(each)]
         for each in (*first, *shown):

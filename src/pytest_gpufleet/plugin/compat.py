@@ -55,10 +55,6 @@ def argument_names(item: pytest.Item) -> Sequence[str]:
     return item._fixtureinfo.argnames if isinstance(item, pytest.Function) else ()
 
 
-def arguments(item: pytest.Function) -> dict[str, Any]:
-    return {name: item.funcargs[name] for name in argument_names(item)}
-
-
 def terminal(config: pytest.Config) -> TextIO | None:
     """Where pytest shows its progress; None with -p no:terminal. Not sys.stdout, which is captured while tests run."""
     reporter = config.pluginmanager.getplugin("terminalreporter")

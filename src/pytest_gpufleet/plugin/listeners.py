@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 class Hooks:
     """Hooks that other plugins and conftest files can implement, to hear of what a run finds: docs/trackers.md.
 
-    Who listens changes nothing: what an implementation raises becomes a warning, but for KeyboardInterrupt and, before
-    the verdict, pytest.exit. There are no wrappers here. In a run on many nodes each node's own run calls them there.
-    What a run takes over from an earlier one (--fleet-resume) was announced in that one.
+    What an implementation raises becomes a warning, but for KeyboardInterrupt and, before the verdict, pytest.exit.
+    There are no wrappers here. Each node of many calls them there; what --fleet-resume takes over is not announced.
     """
 
     @pytest.hookspec

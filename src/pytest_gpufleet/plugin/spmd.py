@@ -54,7 +54,7 @@ FILLED_IN: dict[str, tuple[type, Callable[[Rank], object]]] = {
 def run_body(item: pytest.Function, world: World) -> None:
     """Run the body of an spmd test on every rank of `world`. Raises what World.run raises."""
     __tracebackhide__ = True
-    given, function = compat.arguments(item), item.obj
+    given, function = {name: item.funcargs[name] for name in compat.argument_names(item)}, item.obj
     filled = [name for name in given if name in FILLED_IN and isinstance(given[name], FILLED_IN[name][0])]
 
     def call(rank: Rank, *, filled_in: list[str], fixtures: dict[str, Any]) -> str:

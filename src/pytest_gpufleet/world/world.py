@@ -277,11 +277,10 @@ class World:
     ) -> list[Any]:
         """Run `function(rank, *args, **kwargs)` on every rank; the results by rank.
 
-        Closures and local functions work: code and values are sent by cloudpickle. A tensor on a GPU comes back as its
-        copy on the CPU. `timeout` is the deadline in seconds, `--fleet-timeout` by default. Raises RankFailure if a
-        rank raises, dies or does not answer in time, TypeError if something cannot be sent; pytest.skip on a rank
-        skips the test; ValueError if `timeout` is no number of seconds above 0. Calls of several threads follow one
-        another, and the deadline of each begins with it. A Size among the arguments arrives as the one for these ranks.
+        Code and values are sent by cloudpickle, also closures. A tensor on a GPU comes back as its copy on the CPU; a
+        Size among the arguments arrives as the one for these ranks. `timeout`: seconds, `--fleet-timeout` by default.
+        Raises RankFailure if a rank raises, dies or does not answer in time, TypeError if something cannot be sent,
+        ValueError if `timeout` is not above 0. pytest.skip on a rank skips the test.
         """
         return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
 
@@ -291,9 +290,9 @@ class World:
     ) -> list[list[Any]]:  # fmt: skip
         """As `run`, on several groups of ranks at the same time; for each group its results by rank.
 
-        A group is the ranks of a `subset`, or such a subset itself: `world.each([[0, 1], [2, 3]], probe)` measures two
-        pairs at once, `world.each(world.nodes, probe)` every node. In each of them ranks count from 0 and have a
-        process group of their own. A rank that is in none of them does nothing; ValueError if one is in two.
+        A group is the ranks of a `subset`, or such a subset itself: `world.each([[0, 1], [2, 3]], probe)`,
+        `world.each(world.nodes, probe)`. In each ranks count from 0 and have a process group of their own. A rank that
+        is in none does nothing; ValueError if one is in two.
         """
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
