@@ -1,8 +1,5 @@
 """The agent of a node: a process that owns its ranks, its GPUs and its own run, and does what the controller asks for.
-
-It never waits: what may take its time has a thread of its own, so that the agent goes on to report that the node is
-there, and notices that its controller is not.
-"""
+What may take its time has a thread of its own, so that it always says that it is there, and notices who is not."""
 
 import errno
 import os
@@ -32,14 +29,10 @@ import msgspec
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.health import Guard, Health
-from pytest_gpufleet.machine.local_node import GpuTaken, LocalNode
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec, events
-from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.nodes import agent_process, messages, network, wire
-from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
@@ -67,7 +60,7 @@ def main(settings: str) -> NoReturn:
     """The whole life of the process. It ends with 0 however it ends: of a run on many nodes the head alone has a
     verdict, and launchers take the highest status for that of all."""
     del sys.argv[1:]
-    given = msgspec.json.decode(settings, type=AgentSettings)
+    given = msgspec.json.decode(settings, type=agent_process.AgentSettings)
     terminal = os.dup(2)
     connection, why = None, ""
     try:
@@ -136,9 +129,9 @@ class Background:
 class OwnNode:
     """What this node has. Not for two threads at a time."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: agent_process.AgentSettings) -> None:
         self._settings = settings
-        self.node: LocalNode
+        self.node: local_node.LocalNode
         self._open_things = ExitStack()  # freed with this process, as are locks
         self._locks: ExitStack | None = None
         self._guard: Guard | None = None
@@ -154,7 +147,7 @@ class OwnNode:
             except NoGpus as reason:
                 self.node = local_node.without_gpus(str(reason), str(reason))
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        machine = HostFound(now, self.node.host())
+        machine = events.HostFound(now, self.node.host())
         return messages.Hello(host.serial(), os.getpid(), interface, self.node.topology, self.node.present(), machine)
 
     def lock(self) -> str:
@@ -162,7 +155,7 @@ class OwnNode:
         counts. What the kernel log held before, the node's own run has judged."""
         try:
             self._locks = self._locks or self.node.lock()
-        except GpuTaken as taken:
+        except local_node.GpuTaken as taken:
             return str(taken)
         if self.node.topology.gpus and self._guard is None:
             self.node.kernel_log()
@@ -208,7 +201,7 @@ class SuiteProcess:
     """Started when it is made, in a session of its own; it ends when this process does, whatever ends that. OSError if
     it cannot be started. Its reports go below a folder in `keep_in`. `check`: what it is at."""
 
-    def __init__(self, asked: RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, asked: messages.RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
         self._verdict: tuple[events.VerdictWord | None, tuple[str, ...]] = (None, ())  # with its reasons
         self._reports = Path(tempfile.mkdtemp(prefix="run-", dir=keep_in))
@@ -237,12 +230,12 @@ class SuiteProcess:
         """Of its run, once there is one."""
         return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
 
-    def news(self) -> list[CheckEnded | SuiteEnded]:
+    def news(self) -> list[messages.CheckEnded | messages.SuiteEnded]:
         """What has happened since the last time."""
         if self.over:
             return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
-        news: list[CheckEnded | SuiteEnded] = [*self._checks()]
+        news: list[messages.CheckEnded | messages.SuiteEnded] = [*self._checks()]
         if status is not None:
             self.over = True
             os.close(self._lifeline)
@@ -250,10 +243,10 @@ class SuiteProcess:
             output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
             text, trouble = output.decode(errors="replace"), full_disk(self._reports, output)
             name, files = (self.folder.name, sizes(self.folder)) if self.folder else ("", {})
-            news.append(SuiteEnded(status, text, name, files, *self._verdict, trouble))
+            news.append(messages.SuiteEnded(status, text, name, files, *self._verdict, trouble))
         return news
 
-    def _checks(self) -> Iterator[CheckEnded]:
+    def _checks(self) -> Iterator[messages.CheckEnded]:
         """Those that have ended, by the lines of its evidence that are complete by now and were not read yet."""
         folder, whole = self.folder, b""
         with suppress(OSError):  # opened anew each time: a run writes its evidence again if somebody removes it
@@ -268,7 +261,7 @@ class SuiteProcess:
                     case events.CheckStarted(check=check):
                         self.check = check
                     case events.CheckFinished(check=check):
-                        yield CheckEnded(check.id, check.outcome, check.seconds)
+                        yield messages.CheckEnded(check.id, check.outcome, check.seconds)
                     case events.Verdict(verdict=verdict, reasons=reasons):
                         self._verdict = verdict, reasons
 
@@ -279,7 +272,7 @@ class SuiteProcess:
 class Agent:
     """`folder`: of its log and of the reports of its own run; removed at its end, if the head has read all files."""
 
-    def __init__(self, settings: AgentSettings, connection: wire.Dialled, folder: Path) -> None:
+    def __init__(self, settings: agent_process.AgentSettings, connection: wire.Dialled, folder: Path) -> None:
         self._settings = settings
         self._connection = connection
         self._folder = folder
@@ -291,7 +284,7 @@ class Agent:
         )
         self._ranks: frozenset[int] = frozenset()  # that are here; used by their thread alone
         self._suite: SuiteProcess | None = None
-        self._checks_ended: list[CheckEnded] = []  # of which the controller does not know yet
+        self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
         self._listening = messages.Listening(LONGEST_WAIT_SECONDS)
@@ -308,7 +301,7 @@ class Agent:
             messages.Connect: (NETWORK, lambda question: network.connect(question.nodes)),
             messages.Serve: (NETWORK, lambda question: network.serve(question, self._reached.address)),
             messages.Write: (NETWORK, lambda question: network.write(question, self._reached.address)),
-            RunSuite: (HERE, self._run_suite),
+            messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
             messages.KillRanks: (RANKS, self._kill),
@@ -331,7 +324,7 @@ class Agent:
                 else:
                     self._send_deaths([event])
             for news in self._suite.news() if self._suite else ():
-                if isinstance(news, SuiteEnded):  # other nodes may still be at theirs
+                if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
                     self._pulse()
                     self._send(news)
                     self._background.do(RANKS, self._get_ready)
@@ -454,7 +447,7 @@ class Agent:
         else:
             self._background.do(thread, reply, self._send)
 
-    def _run_suite(self, question: RunSuite) -> int:
+    def _run_suite(self, question: messages.RunSuite) -> int:
         if self._suite is not None and not self._suite.over:
             raise RuntimeError(f"its run goes on, as process {self._suite.pid}")
         self._suite, self._read = SuiteProcess(question, self._folder, os.environ), set()

@@ -41,11 +41,9 @@ SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
 
 class Cluster:
     """A thread of its own sends a Beat to all nodes, takes in what they send and notices who has gone silent. All else
-    may be called by any thread, and waits no longer than its timeout.
-
-    A node that is lost stays so. If it comes back it is fenced: its ranks are killed, and until it is ended it
-    only reports what its own run comes to, and answers questions (for its files). So is a node that is left out.
-    """
+    may be called by any thread, and waits no longer than its timeout. A node that is lost stays so. If it comes back it
+    is fenced, as one that is left out: its ranks are killed, and until it is ended it only reports what its own run
+    comes to, and answers questions (for its files)."""
 
     def __init__(
         self, transport: Transport, lost_after: float = LOST_AFTER_SECONDS, clock: Callable[[], float] = time.monotonic

@@ -1,8 +1,5 @@
-"""What the controller of a run and the agent of a node send each other, whatever carries it.
-
-The controller asks and commands, the agent answers and reports what happens on its node. What ranks are sent and send
-back are bytes here, which neither side opens on the way.
-"""
+"""What the controller of a run and the agent of a node send each other: one asks and commands, the other answers and
+reports. What ranks are sent and send back are bytes here, which neither side opens on the way."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -32,11 +29,8 @@ BEAT, BEAT_SECONDS = codec.packed(Beat()), 1.0
 
 
 class Listening:
-    """`seconds` that this process has listened. It reads no clock.
-
-    A process that is frozen (SIGSTOP, a debugger, a host that swaps) hears nobody, and what was sent meanwhile still
-    lies in its buffers. So of the time between two looks no more counts than `longest`, which it waits between them.
-    """
+    """`seconds` that this process has listened. While it is frozen (SIGSTOP, a debugger, a host that swaps) it hears
+    nobody, and what was sent lies in its buffers: between two looks no more counts than `longest`, which it waits."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest

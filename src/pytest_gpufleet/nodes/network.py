@@ -3,8 +3,7 @@ TCP on the interfaces that NCCL and Gloo use, without ranks.
 
 A firewall, a cable, a route, an MTU or two nodes with one address make a process group hang for minutes, and the hang
 does not tell where. A connection tells within seconds, by address and port. Like NCCL and Gloo, both ends take ports
-that the system chooses (net.ipv4.ip_local_port_range), and the one that connects is bound to no interface.
-"""
+that the system chooses (net.ipv4.ip_local_port_range), and the one that connects is bound to no interface."""
 
 import array
 import fcntl
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_gpufleet.machine import rdma
-from pytest_gpufleet.machine.rdma import Perftest, Written
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.nodes.cluster import Cluster
@@ -237,8 +235,8 @@ def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str
 
 
 def written(
-    cluster: Cluster, test: Perftest, ways: Sequence[IndexPair], ports: Sequence[str]
-) -> dict[IndexPair, list[Written]]:
+    cluster: Cluster, test: rdma.Perftest, ways: Sequence[IndexPair], ports: Sequence[str]
+) -> dict[IndexPair, list[rdma.Written]]:
     """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
     time. Of a node that is lost meanwhile nothing is said."""
     servers = grouped((way[1], (way, port)) for way in ways for port in ports)
@@ -246,12 +244,12 @@ def written(
     seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most // PERFTESTS)
     questions = {b: Serve(test, tuple(port for _, port in each)) for b, each in servers.items()}
     served, silent = cluster.ask_each(questions, seconds)
-    found: dict[tuple[IndexPair, str], Written] = {}
+    found: dict[tuple[IndexPair, str], rdma.Written] = {}
     doors: dict[int, list[tuple[IndexPair, tuple[str, str, int]]]] = {}
     for b, each in servers.items():
         address, services = served.get(b) or ("", [silent[b]] * len(each))
         for (way, port), service in zip(each, services, strict=True):
-            found[way, port] = Written(why=f"{port}: {service}", alone=b)
+            found[way, port] = rdma.Written(why=f"{port}: {service}", alone=b)
             if isinstance(service, int):
                 doors.setdefault(way[0], []).append((way, (port, address, service)))
     wrote, silent = cluster.ask_each(
@@ -260,5 +258,5 @@ def written(
     for a, tried in doors.items():
         for (way, (port, *_)), figure in zip(tried, wrote.get(a) or [silent[a]] * len(tried), strict=True):
             why = f"{port}: {figure}" if isinstance(figure, str) else ""
-            found[way, port] = Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
+            found[way, port] = rdma.Written(0.0 if why else figure, why, a if rdma.is_own(why) else None)
     return {way: [found[way, port] for port in ports] for way in ways if all(map(cluster.takes_part, way))}

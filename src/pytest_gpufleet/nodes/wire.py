@@ -3,8 +3,7 @@ nobody without the secret of the run.
 
 The head listens on one TCP port (ROUTER), agents dial in (DEALER). CURVE encrypts and authenticates both sides, with
 keys that are made of the secret. ZeroMQ connects again by itself and may lose what was on its way then; so messages are
-numbered from 0 in either direction, and what was not confirmed is sent once more when a connection is new.
-"""
+numbered from 0 in either direction, and what was not confirmed is sent once more when a connection is new."""
 
 import hashlib
 import ipaddress

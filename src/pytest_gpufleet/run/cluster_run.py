@@ -19,13 +19,9 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.place import Gpu, GpuTopology, Place, joined, on_node, typed_facts
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import agent_process, launchers, wire
-from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes import agent_process, launchers, ray_launcher, wire
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
-from pytest_gpufleet.nodes.launchers import Task
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
-from pytest_gpufleet.nodes.ray_launcher import Asked as AskedOfRay, RayAgents
-from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
@@ -38,10 +34,10 @@ from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.world.call import Engine
 
 
-def settings_for(options: Options) -> AgentSettings:
+def settings_for(options: Options) -> agent_process.AgentSettings:
     """What the agent of every node knows."""
     gpus = options.gpus if isinstance(options.gpus, int) else None
-    return AgentSettings(
+    return agent_process.AgentSettings(
         os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options),
         join_seconds=options.join,
     )  # fmt: skip
@@ -58,7 +54,7 @@ def take_part(options: Options) -> None:
         agent_process.become(settings, wire.secret(options.secret_file))
 
 
-def _task(options: Options) -> Task | None:
+def _task(options: Options) -> launchers.Task | None:
     return None if options.address else launchers.find(os.environ, options.head, options.index)
 
 
@@ -71,7 +67,7 @@ def _wanted_hosts(options: Options) -> dict[str, str]:
     return read_hosts(options.nodes) if isinstance(options.nodes, Path) else {}
 
 
-def transport_for(options: Options) -> Transport:
+def transport_for(options: Options) -> wire.Transport:
     """The agents of a rehearsal without a launcher are processes of this machine; where a launcher starts this command
     on every node, that of this one is. Else Ray starts them."""
     settings, task = settings_for(options), _task(options)
@@ -85,8 +81,8 @@ def transport_for(options: Options) -> Transport:
         hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
-        starter, only_expected = OwnAgents(task.launcher, "secret", secret, [own]), options.only_failed is not None
-        return Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, only_expected)
+        starter, again = agent_process.OwnAgents(task.launcher, "secret", secret, [own]), options.only_failed
+        return wire.Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, again is not None)
     if options.rehearse and options.address is None:
         if wanted is None:
             raise Refused(
@@ -94,21 +90,21 @@ def transport_for(options: Options) -> Transport:
             )
         names = hosts or tuple(f"node{number}" for number in range(wanted))
         rehearsed = [msgspec.structs.replace(settings, name=name, index=number) for number, name in enumerate(names)]
-        return Transport(OwnAgents("local", "loopback", random, rehearsed), seconds=options.join, expected=hosts)
+        local = agent_process.OwnAgents("local", "loopback", random, rehearsed)
+        return wire.Transport(local, seconds=options.join, expected=hosts)
     if find_spec("ray") is None:
         raise Refused(
             "no launcher has started this on several nodes: start the same command on each of them (srun, mpirun, or "
             "any way with --fleet-head HOST:PORT), or install Ray: pip install 'pytest-gpufleet[ray]'"
         )
     address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
-    starter = RayAgents(random, AskedOfRay(settings, address, wanted, hosts, options.insecure))
-    return Transport(starter, seconds=options.join, expected=hosts, address="*")
+    starter = ray_launcher.RayAgents(random, ray_launcher.Asked(settings, address, wanted, hosts, options.insecure))
+    return wire.Transport(starter, seconds=options.join, expected=hosts, address="*")
 
 
 class ClusterTarget(Target):
     """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
-    GPUs. `machines`: of those that are there, with the facts that do not change. What their kernel logs held, their own
-    runs have judged."""
+    GPUs. `machines`: of those that are there, without kernel logs, which their own runs have judged."""
 
     def __init__(self, names: Mapping[int, str], hellos: Mapping[int, Hello], rehearsed: int) -> None:
         self._hellos = hellos
@@ -299,8 +295,7 @@ class ClusterRun(Run):
             for run in self.node_runs.listen(TURN_SECONDS):
                 show(run)
                 if run.lost is None and run.died:
-                    assert run.ended is not None
-                    self._give_up(run.node, run.died, run.ended.output)
+                    self._give_up(run.node, run.died, run.ended.output if run.ended else "")
             for run in self.node_runs.hung(self.options.hung, len(self.of_nodes)):
                 show(run)
                 self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))

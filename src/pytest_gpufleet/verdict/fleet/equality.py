@@ -271,12 +271,9 @@ def nothing_repeats(fingerprints: Iterable[Fingerprint]) -> bool:
 
 
 def other_bits(records: Records) -> list[Difference]:
-    """In which parts of their fingerprints machines differ that have the same GPUs, libraries and branch of the driver.
-    Parts in which the same machines differ are one difference, with the hashes of the first.
-
-    Each machine counts once, with what most of its GPUs compute, however many they are: what spoils all of them is one
-    cause. One whose GPUs do not agree among themselves takes no part: its own run says so.
-    """
+    """In which parts of their fingerprints machines differ that have the same GPUs, libraries and branch of the driver;
+    parts in which the same ones differ are one difference, with the hashes of the first. Each machine counts once, with
+    what most of its GPUs compute: what spoils all is one cause. Of one whose GPUs do not agree its own run says so."""
     split = grouped(
         ((work.kind, work.software, found.usual is None, frozenset(found.others.values())), found)
         for (_, work), of_machines in by_work(records).items()

@@ -18,7 +18,6 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import basis, verdict as own_verdict
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, all_faults, disturbed, explaining
 from pytest_gpufleet.verdict.fleet import equality, host_runs
-from pytest_gpufleet.verdict.fleet.equality import Difference, not_compared, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import FleetPeers, SlowPlaces, slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import Gap, GapKind, HostRun, NodeRuns, Unusable, rejected
 from pytest_gpufleet.verdict.gaps import not_answered, reasons as stated
@@ -66,7 +65,7 @@ class Fleet:
     unusable: tuple[Unusable, ...]
     gaps: tuple[Gap, ...]  # why the fleet is not complete
     notes: tuple[str, ...]  # which change nothing
-    differences: tuple[Difference, ...]
+    differences: tuple[equality.Difference, ...]
     slow: tuple[SlowPlaces, ...]  # worse than their peers on all hosts, by two measurements
     odd: tuple[SlowPlaces, ...]  # by one alone
     faults: tuple[Fault, ...]
@@ -89,11 +88,8 @@ def judge_fleet(
     """REJECTED if any host is, was lost, is unlike most others, or has a place that is worse than its peers on all
     hosts, or if what was done between hosts is; else INCOMPLETE if a host is missing, was not expected, was left out or
     is incomplete, or if it is not clear whose runs they are, or if they were made in different ways, or if what was
-    done between them is; else ACCEPTED. REHEARSAL if all runs are rehearsals.
-
-    `expected`: the names of the hosts, None if nobody says. `runs`: with records as `host_runs.kept` leaves them.
-    `over_nodes`: the runs on many nodes of which they are the own ones, as `between` has them.
-    """
+    done between them is; else ACCEPTED. REHEARSAL if all runs are rehearsals. `expected`: the names of the hosts, None
+    if nobody says. `runs`: with records as `kept` leaves them; `over_nodes`: those over them, as `between` has them."""
     hosts, notes, gaps = host_runs.counted(runs)
     there, own = {run.host for run in hosts}, [run.record for run in hosts]
     gaps += [gap for record in over_nodes for gap in host_runs.of_nodes(record, there) if gap not in gaps]
@@ -105,10 +101,10 @@ def judge_fleet(
     records = {run.host: run.record for run in real}
     gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
     runs_of = dict(enumerate(hosts))
-    differences, peers = (*equality.unlike(records), *other_bits(records)), slow_places(runs_of)
+    differences, peers = (*equality.unlike(records), *equality.other_bits(records)), slow_places(runs_of)
     unlike = equality.faults(differences, {run.host: node for node, run in runs_of.items()})
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
-    notes += [*not_compared(records), *_notes(hosts, real, peers)]
+    notes += [*equality.not_compared(records), *_notes(hosts, real, peers)]
     if expected is None and not (over and all(record.run.nodes_wanted for record in over)):
         notes.append(NOBODY_SAID)
     untested = [each for each in peers.slow if hosts[each.node].shared(one.place for one in each.places)]
@@ -142,7 +138,7 @@ def _notes(hosts: Sequence[HostRun], runs: Sequence[HostRun], peers: FleetPeers)
 
 def _against(
     hosts: Sequence[HostRun], over: Sequence[Record], gaps: Sequence[Gap], slow: Sequence[SlowPlaces],
-    differences: Sequence[Difference],
+    differences: Sequence[equality.Difference],
 ) -> list[str]:  # fmt: skip
     """What rejects a fleet."""
     names = [run.host for run in hosts if run.record.verdict == "REJECTED"]
