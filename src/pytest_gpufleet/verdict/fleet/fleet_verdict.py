@@ -28,6 +28,7 @@ from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_a
 NAME_NOBODY = ("limit_missed", "slower_than_peers", NEIGHBOUR)
 NOBODY_SAID = "the expected hosts were not given: a missing one goes unseen"
 ONCE = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
+UNCOMPARED = "{hosts} not compared with others in all measurements: too few hosts have the same"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
 UNTESTED = Said(", beside another process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
@@ -109,9 +110,18 @@ def judge_fleet(
         notes.append(NOBODY_SAID)
     untested = [each for each in peers.slow if hosts[each.node].shared(one.place for one in each.places)]
     tested = [each for each in peers.slow if each not in untested]
-    unanswered = [text for each in over for text in stated(not_answered(each, own), each)]
-    against, open_points = _against(hosts, over, gaps, tested, differences), _slower(hosts, untested, UNTESTED)
-    verdict, reasons, status = _verdict(hosts, over, against, gaps, [*open_points, *unanswered], notes)
+    refused = [run.host for run in hosts if run.record.verdict == "REJECTED"]
+    refused += [record.hosts[node] for record in over for node, end in record.finished.items() if rejected(end)]
+    against: list[str] = [Said("{hosts} REJECTED", hosts=_hosts([*dict.fromkeys(refused)]))] if refused else []
+    against += _by_kind([gap for gap in gaps if gap.kind == "lost"])
+    for record in over:
+        against += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
+    for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
+        against += _slower(hosts, [each for each in tested if hosts[each.node].held_back == held_back], why)
+    against += [Said("hosts differ in {difference}", difference=each.text) for each in differences]
+    open_points = _slower(hosts, untested, UNTESTED)
+    open_points += [text for each in over for text in stated(not_answered(each, own), each)]
+    verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, notes)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes), differences,
         peers.slow, peers.alone, (*(each.fault for each in peers.slow), *unlike), basis.by_grade(*own, *over),
@@ -124,32 +134,11 @@ def _notes(hosts: Sequence[HostRun], runs: Sequence[HostRun], peers: FleetPeers)
     by_file = grouped((run.record.profile.file, run.host) for run in runs if run.record.profile)
     text = "{hosts} judged by limits that were given ({file}): what only these let pass, the hosts' reports list"
     notes: list[str] = [Said(text, hosts=_hosts(names), file=file) for file, names in by_file.items()]
-    if partly := [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]:
-        notes.append(Said("{hosts} tested in part: there are more GPUs", hosts=_hosts(partly)))
-    if peers.without_peers:
-        text = "{hosts} not compared with others in all measurements: too few hosts have the same"
-        notes.append(Said(text, hosts=_hosts(peers.without_peers)))
-    if peers.alone:
-        names = [hosts[node].host for node in dict.fromkeys(each.node for each in peers.alone)]
-        checks = some([*dict.fromkeys(each.check for each in peers.alone)], MOST_NAMES)
-        notes.append(Said(ONCE, hosts=_hosts(names), checks=checks))
-    return notes
-
-
-def _against(
-    hosts: Sequence[HostRun], over: Sequence[Record], gaps: Sequence[Gap], slow: Sequence[SlowPlaces],
-    differences: Sequence[equality.Difference],
-) -> list[str]:  # fmt: skip
-    """What rejects a fleet."""
-    names = [run.host for run in hosts if run.record.verdict == "REJECTED"]
-    names += [record.hosts[node] for record in over for node, end in record.finished.items() if rejected(end)]
-    reasons: list[str] = [Said("{hosts} REJECTED", hosts=_hosts([*dict.fromkeys(names)]))] if names else []
-    reasons += _by_kind([gap for gap in gaps if gap.kind == "lost"])
-    for record in over:
-        reasons += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
-    for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
-        reasons += _slower(hosts, [each for each in slow if hosts[each.node].held_back == held_back], why)
-    return reasons + [Said("hosts differ in {difference}", difference=each.text) for each in differences]
+    partly = [run.host for run in runs if run.record.run.gpus_present > len(run.record.topology.gpus)]
+    alone = [hosts[node].host for node in dict.fromkeys(each.node for each in peers.alone)]
+    checks = some([*dict.fromkeys(each.check for each in peers.alone)], MOST_NAMES)
+    texts = {"{hosts} tested in part: there are more GPUs": partly, UNCOMPARED: peers.without_peers, ONCE: alone}
+    return notes + [Said(text, hosts=_hosts(names), checks=checks) for text, names in texts.items() if names]
 
 
 def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> list[str]:
