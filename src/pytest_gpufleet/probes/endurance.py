@@ -52,7 +52,7 @@ class Turn(NamedTuple):
 
 def seconds_of(world: World, bound: float) -> float:
     """About how long a burn-in takes until corruption of matmuls is rarer than once in `bound` seconds of a GPU."""
-    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"].share)
+    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"][0])
 
 
 def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
@@ -63,14 +63,14 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
     cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
     every: list[corruption.Compared] = []
     began = time.monotonic()
-    for name, load in itertools.cycle(LOADS.items()):
+    for name, (share, code, _) in itertools.cycle(LOADS.items()):
         enough = sum(each.seconds for each in every) >= corruption.NO_EVENT * bound
         if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2 and enough:
             break
         cold[name] += spent < min(WARM_THROUGH_SECONDS, seconds / 3)
-        results: list[Turn] = world.run(_turn, name, load.share * round_seconds, len(turns[name]))
+        results: list[Turn] = world.run(_turn, name, share * round_seconds, len(turns[name]))
         turns[name].append([result._replace(compared=None) for result in results])
-        expect_none(world.faults(load.code, [result.trouble for result in results]))
+        expect_none(world.faults(code, [result.trouble for result in results]))
         if compared := [result.compared for result in results if result.compared]:
             expect_none(world.faults("matmul_wrong", corruption.dissenters(world, compared)))
             every = [one.and_also(more) for one, more in zip(every, compared, strict=True)] if every else compared
@@ -115,7 +115,7 @@ def _power(metric: str, world: World, watts: Mapping[Where, Sequence[float]]) ->
 
 def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
     with rank.phase(f"burn-in: {name}"), Watch(rank.gpu) as watch:
-        turn = LOADS[name].work(rank, seconds, number, watch)
+        turn = LOADS[name][2](rank, seconds, number, watch)
     return turn._replace(state=watch.medians)
 
 
@@ -151,22 +151,17 @@ def _all_reduce(rank: Rank, seconds: float, *_: object) -> Turn:
     return Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else "")
 
 
-class Load(NamedTuple):
-    """Its share of the time, which fault its trouble is, and what loads a rank for so many seconds in its turn of this
-    number."""
-
-    share: float
-    code: str
-    work: Callable[[Rank, float, int, Watch], Turn]
+def _patterns(rank: Rank, seconds: float, *_: object) -> Turn:
+    return Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
 
 
-LOADS = {
-    "matrix products": Load(0.6, "matmul_nondeterministic", _matmuls),  # on tensor cores, which draw the most power
-    "all_reduce": Load(0.1, "collective_wrong", _all_reduce),
-    "memory patterns": Load(
-        0.1, "memory_data_error", lambda rank, seconds, *_: Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
-    ),
-    "training": Load(0.2, "replicas_differ", _training),
+# By name its share of the time, the fault that its trouble is, and what loads a rank for so many seconds in its turn of
+# this number. Matmuls on the tensor cores draw the most power.
+LOADS: dict[str, tuple[float, str, Callable[[Rank, float, int, Watch], Turn]]] = {
+    "matrix products": (0.6, "matmul_nondeterministic", _matmuls),
+    "all_reduce": (0.1, "collective_wrong", _all_reduce),
+    "memory patterns": (0.1, "memory_data_error", _patterns),
+    "training": (0.2, "replicas_differ", _training),
 }
 
 

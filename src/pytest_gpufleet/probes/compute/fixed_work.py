@@ -124,7 +124,7 @@ def reductions(rank: Rank) -> Iterator[Job]:
             yield f"{name}, {type_name(dtype)}", inputs, partial(reduce, on_device)
 
 
-def trainings(rank: Rank) -> Iterator[Job]:
+def training(rank: Rank) -> Iterator[Job]:
     """Steps of training on one device: the losses, and the weights at the end."""
     count, edge = IMAGES[rank.device.type]
     shapes = ((32, 3, 3, 3), (64, 32, 3, 3), (CLASSES, 64 * (edge // 4) ** 2))
@@ -151,7 +151,7 @@ def trainings(rank: Rank) -> Iterator[Job]:
         yield f"{STEPS} steps of training, {precision}", inputs, partial(trained, rate.PRECISIONS[precision].dtype)
 
 
-def all_reduces(rank: Rank) -> Iterator[Job]:
+def all_reduce(rank: Rank) -> Iterator[Job]:
     """Sums of all ranks that are exact, so that no algorithm, protocol or order of NCCL changes a bit of them."""
 
     def summed(own: Tensor) -> Tensor:
@@ -165,12 +165,7 @@ def all_reduces(rank: Rank) -> Iterator[Job]:
         yield f"all_reduce of {rank.size} ranks, {type_name(dtype)}", _hash(*each), partial(summed, own)
 
 
-WORK: dict[str, Callable[[Rank], Iterator[Job]]] = {
-    "products": products,
-    "reductions": reductions,
-    "training": trainings,
-    "all_reduce": all_reduces,
-}
+WORK = {each.__name__: each for each in (products, reductions, training, all_reduce)}
 
 
 def _hash(*tensors: Tensor) -> str:

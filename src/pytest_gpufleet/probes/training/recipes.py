@@ -73,7 +73,6 @@ REHEARSAL: dict[str, Any] = {
     "tf32": False, "autocast": None, "weights": torch.float32,
 }  # fmt: skip
 
-
 OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}),
     "adam": (torch.optim.Adam, {"lr": 1e-3, "weight_decay": 1e-4}),
