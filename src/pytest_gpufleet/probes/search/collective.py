@@ -234,32 +234,27 @@ def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, 
         lines += [f"{who}:", *(f"  {fault}" for fault in wrong[:SHOWN])]
         if len(wrong) > SHOWN:
             lines.append(f"  and {len(wrong) - SHOWN} more exchanges; {deliveries[ranks[0]].right} were right")
-    subjects, what = _corrupting_part(world, deliveries, collective, operation, how)
-    return Fault("collective_wrong", subjects, what, "\n".join(lines))
 
+    def fault(what: str, *subjects: Where) -> Fault:
+        return Fault("collective_wrong", subjects, what, "\n".join(lines))
 
-def _corrupting_part(
-    world: World, deliveries: Sequence[Delivery], collective: str, operation: str, how: Mapping[str, Any]
-) -> tuple[tuple[Where, ...], str]:
     if world.size == 2:
-        seen = tuple(place for place, delivery in zip(world.places, deliveries, strict=True) if delivery.wrong)
-        if len(seen) == 1:
-            return seen, "has wrong data"
-        return (), "both ranks have wrong data: either may be at fault"
+        seen = [place for place, delivery in zip(world.places, deliveries, strict=True) if delivery.wrong]
+        both = "both ranks have wrong data: either may be at fault"
+        return fault("has wrong data", *seen) if len(seen) == 1 else fault(both)
     left, clean, several = deadline(), list[Place](), len(world.nodes) > 1
     parts = grouped((Place(at.node, "node") if several else at, index) for index, at in enumerate(world.places))
     try:
         for where, ranks in parts.items():
             rest = world.subset([other for other in range(world.size) if other not in ranks])
             again = rest.run(exchange, collective, operation, timeout=left(), **how)
-            if not any(delivery.wrong for delivery in again):
-                clean.append(where)
+            clean += [] if any(delivery.wrong for delivery in again) else [where]
     except Exception as error:  # whatever it is, the wrong data come first
-        return (), failed(error)
+        return fault(failed(error))
     if len(clean) == 1:
-        return (clean[0],), "corrupts data: only without it everything is right"
+        return fault("corrupts data: only without it everything is right", *clean)
     if len(clean) == 2:
-        return (Pair(*clean),), "the link between them corrupts data: without either all are right"
+        return fault("the link between them corrupts data: without either all are right", Pair(*clean))
     if clean:
-        return (), f"it did not happen again in groups without {', '.join(map(str, clean))}"
-    return (), "wrong data, each left out in turn: more than one corrupts them, or what lies between them"
+        return fault(f"it did not happen again in groups without {', '.join(map(str, clean))}")
+    return fault("wrong data, each left out in turn: more than one corrupts them, or what lies between them")
