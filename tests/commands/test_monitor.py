@@ -32,6 +32,7 @@ STAND_IN = f"""
 import sys
 from contextlib import contextmanager
 from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 
 class StandIn:
     def count(self):
