@@ -8,8 +8,7 @@ from pytest_gpufleet.model.metric import GiB, Measurement
 from pytest_gpufleet.model.place import joined
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import SuiteCheck
-from pytest_gpufleet.run.evidence import Evidence
-from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.folder import Evidence, RunFolder
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.basis import as_given

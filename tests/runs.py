@@ -11,7 +11,7 @@ from pytest_gpufleet.model.metric import GiB, Measurement, MiB
 from pytest_gpufleet.model.place import Gpu, GpuTopology
 from pytest_gpufleet.model.suite import Suite, shipped
 from pytest_gpufleet.report.machine_section import facts
-from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.basis import as_given
 from pytest_gpufleet.verdict.judgement import FORMULA, LimitMissed, judge, unsteady

@@ -15,7 +15,7 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import Telemetry, Verdict
 from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.run import summary
-from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from tests import runs

@@ -38,7 +38,7 @@ def test_a_failure_that_a_hook_calls_passed_is_one(fleet):
     assert run.status == 1
 
 
-TEMPORARY = "from pytest_gpufleet.run import opening\nopening.ROOM_BYTES = 1 << 60"  # as the folder has not
+TEMPORARY = "from pytest_gpufleet.run import lifetime\nlifetime.ROOM_BYTES = 1 << 60"  # as the folder has not
 EVIDENCE = "import os\ncalls = iter([0])\nos.posix_fallocate = lambda *_: os.fstat(next(calls, -1))"
 FULL = {
     TEMPORARY: "make 1099511627776 MiB free there, or name another folder by TMPDIR",

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.metric import Measurement, MiB, Sample
 from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.page import page as html_of
-from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.report import standard_run

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import exports
-from pytest_gpufleet.run import opening
+from pytest_gpufleet.run import lifetime
 from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.conftest import EVIDENCE
@@ -92,5 +92,5 @@ def test_a_textfile_that_cannot_be_written_is_refused(tmp_path, monkeypatch, pat
     Path("x.prom").touch()
     Path("link.prom").symlink_to("x.prom")
     with pytest.raises(Refused, match=f"--fleet-prometheus {re.escape(path)} cannot be written: {why}"):
-        opening.check_textfile(Path(path))
-    opening.check_textfile(Path("x.prom"))  # made before, to give it to the right user
+        lifetime.check_textfile(Path(path))
+    lifetime.check_textfile(Path("x.prom"))  # made before, to give it to the right user

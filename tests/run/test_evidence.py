@@ -9,7 +9,7 @@ import pytest
 from pytest_gpufleet import cli
 from pytest_gpufleet.model.events import CheckStarted, NodeLost, RunHeader, Verdict
 from pytest_gpufleet.report import page as report_page
-from pytest_gpufleet.run.evidence import Evidence
+from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from tests import runs

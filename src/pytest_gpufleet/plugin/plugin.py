@@ -19,12 +19,12 @@ from pytest_gpufleet.run.run import Run
 if TYPE_CHECKING:
     from pytest_gpufleet.model import events, fault, suite
     from pytest_gpufleet.plugin import assertions, on_nodes, report_files, spmd
-    from pytest_gpufleet.run import cluster_run, conclusion, opening
+    from pytest_gpufleet.run import cluster_run, lifetime
     from pytest_gpufleet.verdict import verdict
 else:
     events, fault, suite = lazy("model", "events", "fault", "suite")
     assertions, on_nodes, report_files, spmd = lazy("plugin", "assertions", "on_nodes", "report_files", "spmd")
-    cluster_run, conclusion, opening = lazy("run", "cluster_run", "conclusion", "opening")
+    cluster_run, lifetime = lazy("run", "cluster_run", "lifetime")
     (verdict,) = lazy("verdict", "verdict")
 
 pytest_addoption = options.add
@@ -75,7 +75,7 @@ def _open(config: pytest.Config, run: Run) -> None:
     """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
     files = report_files.ReportFiles(run, config)
-    opening.open_run(run, config.invocation_params.args)
+    lifetime.open_run(run, config.invocation_params.args)
     if SUPERVISED in config.stash:
         os.write(config.stash[SUPERVISED].pipe, os.fsencode(run.folder.path.absolute()))
     files.put_into_the_folder()
@@ -106,7 +106,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, in
         status = 0
     run = config.stash.get(RUN, None)
     if status == 0 and run is not None and run.evidence is not None:
-        return conclusion.INCOMPLETE if run.exit_status is None else run.exit_status
+        return lifetime.INCOMPLETE if run.exit_status is None else run.exit_status
     return status
 
 
@@ -203,5 +203,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run.evidence is not None:
         cut_short = session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT
         run.finish(cut_short=bool(cut_short))
-        session.exitstatus = run.exit_status = conclusion.conclude(run, exitstatus)
+        session.exitstatus = run.exit_status = lifetime.conclude(run, exitstatus)
         listeners.note_requirements(session.config, run)

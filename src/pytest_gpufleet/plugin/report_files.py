@@ -19,7 +19,7 @@ from pytest_gpufleet.plugin.compat import CHECK, PHASES, RUN, Phases
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.report.page import page
 from pytest_gpufleet.report.terminal import summary_lines
-from pytest_gpufleet.run import conclusion, opening
+from pytest_gpufleet.run import lifetime
 from pytest_gpufleet.run.folder import JUNIT, REPORT, TEXT
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import path
@@ -56,7 +56,7 @@ class ReportFiles:
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):
                 self._asked[file] = path(given).absolute()  # as they read it
-                opening.check_copy(option, self._asked[file])
+                lifetime.check_copy(option, self._asked[file])
 
     def put_into_the_folder(self) -> None:
         """Have junit.xml written into the folder of the run, and no page by pytest-html."""
@@ -118,15 +118,15 @@ class ReportFiles:
                 if (written := self._run.folder / file).exists():
                     self._run.write(copy, partial(_copy, written, str))
             if self._run.exit_status is not None:
-                conclusion.summarize(self._run)
-                status = self._run.exit_status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
+                lifetime.summarize(self._run)
+                status = self._run.exit_status or (lifetime.INCOMPLETE if self._run.unwritten else 0)
                 record, folder = replace(self._run.written.record, exit_status=status), self._run.folder.path
                 listeners.write_textfile(self._run, record)
                 hook, ends = "pytest_gpufleet_verdict", (KeyboardInterrupt,)  # pytest.exit would end nothing
                 try:
                     listeners.announce(session.config, hook, ends, record=record, folder=folder)
                 finally:
-                    status = status or (conclusion.INCOMPLETE if self._run.unwritten else 0)
+                    status = status or (lifetime.INCOMPLETE if self._run.unwritten else 0)
                     session.exitstatus = self._run.exit_status = status
 
 

@@ -69,10 +69,9 @@ def _conclude(run: Run, arguments: Sequence[str], folder: Path | None) -> int:
     """What the process of the run has left to do: its verdict, its report, and the lines on the terminal."""
     from pytest_gpufleet.plugin.report_files import write_report
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
-    from pytest_gpufleet.run import conclusion
-    from pytest_gpufleet.run.evidence import Evidence
-    from pytest_gpufleet.run.folder import EVIDENCE, RunFolder
-    from pytest_gpufleet.run.opening import open_run
+    from pytest_gpufleet.run import lifetime
+    from pytest_gpufleet.run.folder import EVIDENCE, Evidence, RunFolder
+    from pytest_gpufleet.run.lifetime import open_run
     from pytest_gpufleet.run.target import OwnMachine
 
     run.interruption.overdue = True
@@ -82,11 +81,11 @@ def _conclude(run: Run, arguments: Sequence[str], folder: Path | None) -> int:
         run.written.spoil(STUCK)
     else:
         run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)
-    status = conclusion.conclude(run, pytest.ExitCode.INTERRUPTED)
+    status = lifetime.conclude(run, pytest.ExitCode.INTERRUPTED)
     write_report(run)
-    conclusion.summarize(run)
+    lifetime.summarize(run)
     listeners.write_textfile(run)
     run.close()
     shown = [text for text, _ in summary_lines(run.written.record, str(run.folder))]
     print(*shown, *run.unwritten, f"report: {run.folder}", sep="\n")
-    return status or (conclusion.INCOMPLETE if run.unwritten else 0)
+    return status or (lifetime.INCOMPLETE if run.unwritten else 0)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.metric import Measurement, Sample
     from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.run import target
-    from pytest_gpufleet.run.evidence import Evidence
-    from pytest_gpufleet.run.folder import RunFolder
+    from pytest_gpufleet.run.folder import Evidence, RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
     from pytest_gpufleet.verdict import judgement, orders, profile
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
@@ -52,8 +51,8 @@ AT_THE_END = "the end of the run"  # where a check is named
 
 
 class Run:
-    """What the tests of one session share, each part made at its first use. `opening` gives it evidence and a folder,
-    if it was asked for; `conclusion` gives it a verdict. `tell(text)` shows a line at once, whatever else is shown.
+    """What the tests of one session share, each part made at its first use. `lifetime` gives it evidence and a folder,
+    if it was asked for, and its verdict. `tell(text)` shows a line at once, whatever else is shown.
     `prepare_rank` is called on each rank when it starts: what it does for those who run tests on it. `until`: when its
     time is up, on time.monotonic()."""
 

@@ -1,8 +1,9 @@
-"""The begin of a run that was asked for: what can be checked is checked, and its evidence starts."""
+"""The begin of a run that was asked for, where all is checked that can be, and its end, where it gets its verdict."""
 
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import NoReturn, cast
 
 import msgspec
 
-from pytest_gpufleet import __version__
+from pytest_gpufleet import __version__, safe_files
 from pytest_gpufleet.machine import kernel_log
 from pytest_gpufleet.machine.host import own_name
 from pytest_gpufleet.machine.software import of_this_process, relevant
@@ -20,21 +21,23 @@ from pytest_gpufleet.machine.tools import RunTool, Unreadable, output
 from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.events import MachineRead, RunHeader, TopologyFound
+from pytest_gpufleet.model.events import MachineRead, RunHeader, TopologyFound, Verdict
 from pytest_gpufleet.model.finding import Grade
+from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
 from pytest_gpufleet.redaction import aliased, command, with_aliases
-from pytest_gpufleet.run import integrity, resume
-from pytest_gpufleet.run.evidence import Evidence
-from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run import integrity, resume, summary
+from pytest_gpufleet.run.folder import SUMMARY, Evidence, RunFolder, prune
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import naming
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.basis import as_given
-from pytest_gpufleet.verdict.verdict import EXIT_STATUS
+from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
+from pytest_gpufleet.verdict.gaps import DEADLINE
+from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 
 PACKAGE = Path(__file__).parents[1]
 SECONDS = 5
@@ -200,3 +203,82 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
     if options.nodes is not None and not with_aliases():
         return first  # what nodes have sent is as evidence has it, and in memory once
     return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
+
+
+# ---------------------------------------------------------------- its end: the verdict, on record, and the exit status
+
+INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
+UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
+MOST_FILES = 3
+TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
+
+
+def conclude(run: Run, status: int) -> int:
+    """Record the verdict, if that was not done; its exit status. `status`: pytest's; if cut short, it stays."""
+    evidence = run.written
+    if evidence.record.verdict is None:
+        status = _end(run, evidence, status)
+    else:
+        evidence.seal()
+        status = evidence.record.exit_status or 0
+    return status or (INCOMPLETE if run.unwritten else 0)
+
+
+def summarize(run: Run) -> None:
+    """Write the summary, the last file: it has the SHA-256 of the others. Then remove what --fleet-keep does not."""
+    record, digest, page = run.written.record, run.written.sha256, run.folder.report
+    made = []
+
+    def write(path: Path) -> None:
+        report_digest = safe_files.sha256(page) if page.is_file() else ""
+        runs = run.runs_of_nodes() or run.folder.own_runs(record)
+        made.append(summary.text(record, digest, report_digest, runs))
+        safe_files.write_text(path, made[0])
+
+    run.write(run.folder / SUMMARY, write)
+    if run.options.webhook and made and not run.never_began:
+        from pytest_gpufleet.run import webhook  # urllib.request takes long to import
+
+        in_haste = run.interruption.heard or run.interruption.overdue
+        why = webhook.post(run.options.webhook, made[0], digest, 1 if in_haste else webhook.TRIES)
+        said = f"was not posted ({why}); the verdict stays" if why else "was posted"
+        run.tell(f"--fleet-webhook: the summary {said}")
+    if run.options.keep and not run.never_began:
+        run.pruned = prune(run.folder, record.run.host, run.options.keep)
+
+
+def _end(run: Run, evidence: Evidence, status: int) -> int:
+    if status == NOTHING_COLLECTED and (run.carried or run.of_nodes):
+        status = 0
+    run.note_lost_samples()
+    failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
+    if status == TESTS_FAILED and not failed:
+        evidence.spoil(UNSEEN_FAILURE)
+    evidence.compare()
+    broken = _cut_short(run, status)
+    runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)
+    ended = settled(evidence.record, broken, runs)
+    if status not in CUT_SHORT or broken == DEADLINE:
+        status = ended.exit_status or status  # never 0 where pytest's own is not
+    lasted = round(time.monotonic() - run.began, 1)
+    run.record(
+        Verdict(verdict=ended.word, reasons=tuple(ended.reasons), broken=broken, exit_status=status, lasted=lasted)
+    )
+    if late := evidence.seal():
+        # The file says what was the verdict before; all else tells this one.
+        ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken, runs)
+        status = status or ended.exit_status or 0
+        evidence.record = replace(ended, exit_status=status)
+    return status
+
+
+def _cut_short(run: Run, status: int) -> str:
+    """Why the session did not end; pytest has one exit status for all signals and for a file that is not imported."""
+    if run.not_imported and not run.interruption.heard:
+        files = some(run.not_imported, MOST_FILES)
+        return f"a test file could not be imported, so its checks are missing: {files}"
+    if status == INTERRUPTED and run.interruption.overdue:
+        return DEADLINE
+    if status == INTERRUPTED and run.interruption.deadly:
+        return ENDED_BY[run.interruption.deadly.name]
+    return CUT_SHORT.get(status) or run.exited

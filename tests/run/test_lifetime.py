@@ -10,7 +10,7 @@ import pytest
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model.events import STARTED_BY
 from pytest_gpufleet.model.suite import PACKAGED
-from pytest_gpufleet.run.opening import command_line, of_checkout
+from pytest_gpufleet.run.lifetime import command_line, of_checkout
 from tests.conftest import ACCEPTANCE as SUITE, ROOT
 
 
