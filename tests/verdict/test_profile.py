@@ -103,6 +103,7 @@ REFUSED = [
     (HEAD + limit('source = "somebody"\n'), 4, ['"source"', "missing"]),
     (HEAD + limit("somebody", "  "), 9, ['"source"', "empty"]),
     (HEAD + limit().replace("busbw", "burn_retention").replace("GB/s", "ratio"), 6, ["ratio from 0 to 1", "not 100"]),
+    (HEAD + limit("min", "reference").replace("busbw", "burn_retention").replace("GB/s", "ratio"), 6, ["not 100"]),
     (HEAD + limit(when="rank = 8"), 10, ["limit 1", '"when"', 'did you mean "ranks"?']),
     (HEAD + limit() + "\n[limit.when]\nranks = 8\nnvls = 1", 13, ['"nvls"', "true or false"]),
     (HEAD + limit(when="recipe = 'amp'"), 10, ['"when": unknown key "recipe"', "collective or bytes"]),

@@ -98,8 +98,9 @@ ProfileTable = table_type(
 def limit_of(metric: Metric) -> type[msgspec.Struct]:
     """The type of a limit for this metric. Authors know themselves what a metric of theirs is measured under."""
     value = Ratio if metric.unit == "ratio" else Positive
-    stated = {SENSES[metric.better][0]: value, **_REFERENCE, "measured": Positive, "when": _when(metric)}
+    stated = {**_REFERENCE, **dict.fromkeys((SENSES[metric.better][0], "reference"), value)}
     required = {"unit": Literal[metric.unit], "grade": Written, "source": Source}
+    stated |= {"measured": Positive, "when": _when(metric)}
     return table_type(metric.name, {"metric": Literal[metric.name], **required}, stated)
 
 
