@@ -9,7 +9,7 @@ from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
 from pytest_gpufleet.model.fault import Fault
-from pytest_gpufleet.model.finding import Finding, Limit
+from pytest_gpufleet.model.finding import Finding, Limit, Reference
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, Gpu, GpuTopology, gpu, read as at
@@ -388,6 +388,14 @@ def test_what_several_checks_could_not_read_is_one_reason():
         "2 checks were not judged: this container hides the host: run on the host",
         "t.py::test_memory: skipped: not judged: no EDAC driver",
     ]
+
+
+def test_thousands_are_no_powers_of_ten():
+    floor = replace(SOLO_FLOOR, reference=Reference(12_960.4), value=12_960.4)
+    assert str(floor) == "≥ 12,960 images/s"
+    assert "12,960 images/s, limit ≥ 13,000" in str(
+        LimitMissed([judged(each(12_960.4), [replace(SOLO_FLOOR, value=13_000.0)], SOLO)], CARDS)
+    )
 
 
 def test_what_a_line_follows_from_is_said_of_a_machine():

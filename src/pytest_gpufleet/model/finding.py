@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pytest_gpufleet.model.codec import Finite, about
 from pytest_gpufleet.model.conditions import Condition
-from pytest_gpufleet.model.language import Said
+from pytest_gpufleet.model.language import Said, rounded
 from pytest_gpufleet.model.metric import Measurement, Noise, SpreadRow, Tolerance
 from pytest_gpufleet.model.place import CALLED, Gpu, Where, where
 
@@ -76,7 +76,7 @@ class Limit:
 
     def __str__(self) -> str:
         sign = "≥" if self.sense == "min" else "≤"
-        return f"{sign} {self.value:,{'.4g' if self.reference else 'g'}} {self.unit}"
+        return f"{sign} {rounded(self.value) if self.reference else f'{self.value:,g}'} {self.unit}"
 
 
 @dataclass(frozen=True)

@@ -83,3 +83,8 @@ def some(names: Sequence[str], most: int, between: str = ", ") -> str:
     """ "node-1, node-2 and 3 more": of many names the first ones."""
     text, more = between.join(names[:most]), len(names) - most
     return Said("{names} and {count} more", names=text, count=more) if more > 0 else text
+
+
+def rounded(value: float) -> str:
+    """ "12,960", "0.4213", where ",.4g" would write 1.296e+04."""
+    return f"{float(f'{value:.4g}'):,.10g}"

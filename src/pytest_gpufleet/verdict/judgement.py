@@ -12,6 +12,7 @@ from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
 from pytest_gpufleet.model.events import NO_NETWORK
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State, that_count
+from pytest_gpufleet.model.language import rounded
 from pytest_gpufleet.model.metric import METRICS, Measurement, Noise, Peers, Tolerance, fits, over_network, row_of
 from pytest_gpufleet.model.place import GpuTopology, Where
 from pytest_gpufleet.model.record import Record
@@ -264,7 +265,7 @@ def _lines(finding: Finding, topology: GpuTopology) -> list[str]:
     measurement, limit = finding.measurement, finding.limit
     what = f"{measurement.definition.title} ({', '.join(f'{k}={v}' for k, v in measurement.conditions.items())})"
     lines = [f"{what}: {finding.reason}"]
-    values = {at: f"  {topology.identity(at)}: {v:,.4g} {measurement.unit}" for at, v in measurement.values.items()}
+    values = {at: f"  {topology.identity(at)}: {rounded(v)} {measurement.unit}" for at, v in measurement.values.items()}
     for place in finding.missed:
         possible = _possible(measurement.values[place], measurement)
         lines.append(f"{values[place]}, {f'limit {limit}' if possible else 'which no measurement can give'}")

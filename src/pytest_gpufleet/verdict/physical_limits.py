@@ -17,6 +17,7 @@ from typing import Any
 from pytest_gpufleet.model.conditions import INSIDE, Condition
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Limit
+from pytest_gpufleet.model.language import rounded
 from pytest_gpufleet.model.metric import EXTRAORDINARY, METRICS, GiB, Measurement, over_network, row_of
 from pytest_gpufleet.model.place import ARCHITECTURES, WORLD, Architecture, ClusterTopology, Gpu, GpuTopology, Where
 
@@ -42,8 +43,7 @@ class Peak:
     formula: str
 
     def __str__(self) -> str:
-        value = float(f"{self.value:.4g}")  # with ",.4g" 12,940 would read 1.294e+04
-        return f"{self.formula}: {value:,g} {self.unit}"
+        return f"{self.formula}: {rounded(self.value)} {self.unit}"
 
 
 def memory_bandwidth(gpu: Gpu) -> Peak:
@@ -126,7 +126,7 @@ def model_flops_utilization(
     if not (peak := _peaks(tokens, topology)):
         return []
     values = {place: value * flop_a_token / (peak[place] * 1e12) for place, value in tokens.values.items()}
-    details: dict[str, Condition] = {"peak": f"{next(iter(peak.values())):,.4g} TFLOP/s"}
+    details: dict[str, Condition] = {"peak": f"{rounded(next(iter(peak.values())))} TFLOP/s"}
     if data_sheet:
         shares = [values[at] * peak[at] / (len(gpus_of([at], topology)) * data_sheet) for at in values]
         details["by the data sheet"] = f"{min(shares):.1%} of {data_sheet:,.4g} TFLOP/s a GPU"
@@ -137,9 +137,9 @@ def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopo
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
     faults = []
     for at, peak in _peaks(tokens, topology).items():
-        rate = tokens.values[at] * least_flop_a_token
-        if rate > peak * 1e12:
-            faults.append(Fault("implausible_value", (at,), f"{rate / 1e12:,.4g} TFLOP/s of at most {peak:,.4g}"))
+        rate = tokens.values[at] * least_flop_a_token / 1e12
+        if rate > peak:
+            faults.append(Fault("implausible_value", (at,), f"{rounded(rate)} TFLOP/s of at most {rounded(peak)}"))
     return faults
 
 
@@ -362,7 +362,7 @@ def _training(measurement: Measurement, topology: GpuTopology, measured: Sequenc
         raise NoPeak("the training is not the usual one")
     if ranks > 1:
         alone = _lowest_of(measured, ALONE, {**under, "ranks": 1})
-        return TOGETHER, Peak(ranks * alone, "images/s", f"{ranks} x {alone:,.4g} images/s measured on one GPU")
+        return TOGETHER, Peak(ranks * alone, "images/s", f"{ranks} x {rounded(alone)} images/s measured on one GPU")
     if under.get("model") != "resnet50" or under.get("image", 224) != 224 or recipe not in TRAINING:
         raise NoPeak("only ResNet-50 in TF32 and fp16 at 224 pixels is looked up")
     fraction, precision, nbytes = TRAINING[recipe]

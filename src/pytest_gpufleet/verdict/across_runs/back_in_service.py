@@ -8,6 +8,7 @@ from typing import Any
 from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.events import HostFound, Returns
 from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.language import rounded
 from pytest_gpufleet.model.place import THIS_NODE, Gpu, Missing, Place
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
@@ -169,7 +170,8 @@ def measured_otherwise(record: Record) -> tuple[list[Fault], int]:
     faults = [Fault("machine_bits_differ", (), str(each.fact)) for each in other_bits(runs)]
     for each in found.worse:
         metric = each.figure.metric
-        what = f"{metric.title}: {each.value:,.4g} {metric.unit}, before {each.reference:,.4g}: {each.worse:.1%} worse"
+        now, before = rounded(each.value), rounded(each.reference)
+        what = f"{metric.title}: {now} {metric.unit}, before {before}: {each.worse:.1%} worse"
         faults.append(Fault("slower_than_before", (each.place,), f"{what}, of which {each.allowed:.1%} may be noise"))
     return faults, found.compared
 

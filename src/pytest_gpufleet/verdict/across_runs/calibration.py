@@ -13,6 +13,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import Limit, Reference
+from pytest_gpufleet.model.language import rounded
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Measurement, Metric, MiB, SpreadRow
 from pytest_gpufleet.model.place import SOFTWARE, GpuTopology, Place, Where
 from pytest_gpufleet.model.record import Record
@@ -195,7 +196,7 @@ def _known(runs: Mapping[str, Record], machines: Mapping[str, str]) -> list[_Kno
 
 def _disagreement(one: _Known) -> str:
     unit = one.figure.metric.unit
-    said = ", ".join(f"{value:,.4g} {unit} in {name}" for name, value in one.by_run.items())
+    said = ", ".join(f"{rounded(value)} {unit} in {name}" for name, value in one.by_run.items())
     numbers = one.by_run.values()
     if not all(math.isfinite(value) for values in one.by_machine.values() for value in chain(*values.values())):
         return f"{one} is no number: {said}"
@@ -209,7 +210,7 @@ def _disagreement(one: _Known) -> str:
         spread = rest.spread()
         off = abs(one.figure.share(fmean(machine) - rest.mean, rest.mean))
         if spread.seen and off > spread.machine_line(len(rest.places), len(machine), one.count).at:
-            return f"{one} has a machine too far from the mean of {rest.mean:,.4g} {unit} to be one of them: {said}"
+            return f"{one} has a machine too far from the mean of {rounded(rest.mean)} {unit} to be one of them: {said}"
         allowed = spread.gpu_line(len(machine), one.count).at if len(machine) > 1 else math.inf
         if any(abs(one.figure.share(value - median(machine), median(machine))) > allowed for value in machine):
             return f"{one} has a GPU too far from the others of its machine to be one of them: {said}"
@@ -228,8 +229,8 @@ def _reach(one: _Known) -> str:
     each = f"; one of {places} places from {size_found(FOUND, place):.1%}" if place else ""
     more = f"{of} machines would halve that" if of <= MOST_MACHINES else "more machines would not halve that"
     return (
-        f"{one}: {one.mean:,.4g} {metric.unit} of {machines} machine{'s' * (machines > 1)}; the line is {here.at:.1%} "
-        f"{'below' if metric.better == 'higher' else 'above'}, finds a machine with {FOUND:.0%} from "
+        f"{one}: {rounded(one.mean)} {metric.unit} of {machines} machine{'s' * (machines > 1)}; the line is "
+        f"{here.at:.1%} {'below' if metric.better == 'higher' else 'above'}, finds a machine with {FOUND:.0%} from "
         f"{size_found(FOUND, here):.1%}{each}; {100 * (1 - rejects(here)):.6g} % of healthy machines meet it; {more}"
     )
 
