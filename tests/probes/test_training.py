@@ -222,8 +222,8 @@ def test_out_of_memory_is_an_answer(error, is_answer):
         raise error
 
     with nullcontext() if is_answer else pytest.raises(RuntimeError, match=str(error)):
-        assert not within_memory(attempt, torch.device("cpu"))
-    assert within_memory(lambda: 5, torch.device("cpu"))
+        assert not within_memory(attempt)
+    assert within_memory(lambda: 5)
 
 
 # ---------------------------------------------------------------- the search for algorithms

@@ -121,7 +121,7 @@ def _turn(rank: Rank, name: str, seconds: float, number: int) -> Turn:
 
 def put_away(rank: Rank, work: str) -> None:
     del rank.kept[work]
-    loop.release(rank.device)
+    loop.release()
 
 
 def _matmuls(rank: Rank, seconds: float, number: int, watch: Watch) -> Turn:

@@ -66,7 +66,6 @@ PRECISIONS = {
 }
 REHEARSAL_SHAPE = (64, 96, 128)
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
-HEAVIEST = ("bf16", "fp16", "fp32")  # the first that a device has: tensor cores draw the most power
 
 
 def lacking(precision: str, device: torch.device) -> str:
@@ -90,7 +89,8 @@ def usual_precision(gpus: Iterable[Gpu]) -> str:
 
 
 def heaviest(device: torch.device) -> str:
-    return next(name for name in HEAVIEST if not lacking(name, device))
+    """Tensor cores draw the most power."""
+    return next(name for name in ("bf16", "fp16", "fp32") if not lacking(name, device))
 
 
 def must_have(precision: str, device: torch.device) -> None:

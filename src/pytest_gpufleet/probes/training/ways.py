@@ -196,10 +196,10 @@ def fill_memory(
     # Trying algorithms would fail at random with so little memory left.
     with loop.precision(training, benchmark=False):
         _trainer(rank, training)  # libraries take memory at their first use, and keep it
-        loop.release(rank.device)
+        loop.release()
         free, total = torch.cuda.mem_get_info()
         training, steps, rate, used = _train_full(rank, training, seconds)
-    loop.release(rank.device)
+    loop.release()
     trouble = [] if full(training, used, total) else ["no batch was found that fills its memory"]
     if torch.cuda.mem_get_info()[0] < RETURNED * free:
         trouble.append("memory was not returned")
@@ -235,15 +235,15 @@ def _train_full(rank: Rank, training: Plan, seconds: float) -> tuple[Plan, int, 
     train = _trainer(rank, training)
 
     def fits(batch: int) -> bool:
-        loop.release(rank.device)
-        done = within_memory(partial(train, batch, 1, alone=True), rank.device)
+        loop.release()
+        done = within_memory(partial(train, batch, 1, alone=True))
         free, total = torch.cuda.mem_get_info()
         return all(each for (each,) in everyones(rank, [done and total - free <= BRIM * total]))
 
     with rank.phase(f"{training}: look for the batch that fills the memory"):
         batch = largest(fits, SMALLEST, most_images(training.pixels))
     training = replace(training, batch=batch)
-    loop.release(rank.device)
+    loop.release()
     with rank.phase(f"{training}: {seconds:g} s in full memory"):
         steps = max(2, round(seconds / loop.slowest_of(rank, [train(batch, 2)])[0]))
         mean = train(batch, steps)
@@ -261,7 +261,7 @@ def largest(works: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def within_memory(attempt: Callable[[], object], device: torch.device) -> bool:
+def within_memory(attempt: Callable[[], object]) -> bool:
     """Whether an attempt came to its end; if it ran out of GPU memory, all of that is then free again."""
     try:
         attempt()
@@ -270,5 +270,5 @@ def within_memory(attempt: Callable[[], object], device: torch.device) -> bool:
         if not isinstance(error, torch.cuda.OutOfMemoryError) and not any(words in str(error) for words in NO_MEMORY):
             raise
     # Only here the frames of the attempt are gone, and with them its tensors.
-    loop.release(device)
+    loop.release()
     return False
