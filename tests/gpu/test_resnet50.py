@@ -65,10 +65,10 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     asked = Workload(batch=256, warm_up=10, steps=10)
     (amp,) = measure_all(group, loop.train_throughput, "amp", asked)
     before = group.run(free)
-    fast, share, busy = measure_all(group, loop.train_throughput, "peak", asked, closely=True)
+    fast, *shares, busy = measure_all(group, loop.train_throughput, "peak", asked, closely=True)
     after = group.run(free)
     assert fast.values[WORLD] > amp.values[WORLD]
-    assert share.values[WORLD] < 0.2
+    assert all(share.values[WORLD] < 0.2 for share in shares)  # of one GPU there is none
     assert list(busy.values) == list(group.places)
     assert all(value >= 0.9 for value in busy.values.values()), busy
     assert all(now > 0.98 * then for then, now in zip(before, after, strict=True))
