@@ -228,6 +228,9 @@ FAULTY = [
     ("test_nvlinks_are_up", then(bridged, set_gpu(2, nvlink_states=ONE_DOWN[:12])), "nvlink_down", GPU_2,
      "12 active links, as others have"),
     ("test_nvlinks_are_up", set_gpus(nvlink_states=ABSENT), "fact_unreadable", ALL, "nvlink_states"),
+    # half and half: nobody knows which are wrong
+    ("test_gpus_are_alike[vbios]", then(set_gpu(2, vbios="96.00.99"), set_gpu(3, vbios="96.00.99")),
+     "gpu_unlike_others", ALL, "that of most GPUs"),
     ("test_memory_is_complete", set_gpu(2, memory_bytes=120 << 30), "memory_incomplete", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, fabric={"state": 2, "status": 0}), "fabric_not_ready", GPU_2),
     ("test_fabric_is_ready", set_gpu(2, **fabric(mask=1 << 4)), "fabric_degraded", GPU_2, "route is unhealthy"),
