@@ -4,7 +4,6 @@ import io
 import os
 import re
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,9 @@ from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import PYTEST, Terminal
+from tests.conftest import ACCEPTANCE
 from tests.probes.test_compute import FAULT
 
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 BURN_IN = f"{ACCEPTANCE / 'test_9_endurance.py'}::test_burn_in"
 FOLDER = "--fleet-dir=runs"
 

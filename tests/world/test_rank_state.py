@@ -4,14 +4,12 @@ import os
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests import edited_evidence
-
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+from tests.conftest import ACCEPTANCE
 
 
 def flags():

@@ -29,10 +29,9 @@ MARKERS = (
 )
 # Of the suite alone: `pytest --markers` does not show them.
 OF_THE_SUITE = (
-    "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test measures; one of the suite "
-    "that passed without them is not done. `of_several`: those that take several GPUs. How they are judged, in words "
-    "for docs/checks.md: a limit for one of `required` must be there, `of` which of its figures; which are held "
-    "against those of the `peers`, '' for all, None for none",
+    # Who passed without them is not done. The rest is said in docs/checks.md: which take several GPUs, must have
+    # a limit (`of` which of them), and are held against peers: '' for all, None for none.
+    "figures(metric, ..., of_several=(), required=(), of='', peers=''): what this test measures, and how it is judged",
     "chapter(title, question): where this test of the suite stands in the report",
     "proves_sound: a machine of which no test with this mark ran is not known to be good",
 )

@@ -50,8 +50,7 @@ class ReportFiles:
 
     def __init__(self, run: Run, config: pytest.Config) -> None:
         """Refused if something was asked for that could not be written in the end."""
-        self._run = run
-        self._option = config.option
+        self._run, self._option = run, config.option
         self._asked: dict[str, Path] = {}
         for name, (option, file) in WRITTEN.items():
             if given := getattr(config.option, name, None):

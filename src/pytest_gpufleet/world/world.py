@@ -231,9 +231,7 @@ class World:
     """Some or all ranks of a pool, with or without a process group. Processes start at the first `run`."""
 
     def __init__(self, pool: Pool, with_group: bool, ranks: Members | None = None) -> None:
-        self._pool = pool
-        self._with_group = with_group
-        self._chosen = ranks
+        self._pool, self._with_group, self._chosen = pool, with_group, ranks
 
     @property
     def _ranks(self) -> Members:
