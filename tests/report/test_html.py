@@ -21,6 +21,7 @@ from pytest_gpufleet.report.banner import next_steps, why
 from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
+from pytest_gpufleet.run.run import AT_THE_END
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import settled
 from tests.report import standard_run
@@ -59,7 +60,7 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
     assert not [value for name in ("class", "id", "href") for value in every_page.values(name) if "—" in value]
 
 
-@pytest.mark.parametrize("check", ["", "acceptance/test_1_inventory.py::test_count"])
+@pytest.mark.parametrize("check", ["", AT_THE_END, "acceptance/test_1_inventory.py::test_count"])
 def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_says_what_to_do(tmp_path, check):
     fault = Fault("ecc_uncorrected", (gpu(5),), "1 more", check=check, watched=bool(check))
     record = settled(written(tmp_path, faults=[fault], checks=INVENTORY), "")
@@ -67,7 +68,9 @@ def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_
     text = " ".join(line for line, _ in summary_lines(record))
     for part in (fault.kind.message, "GPU-node17-5: 1 more", fault.kind.next_step, "and other faults: 1"):
         assert part.lower() in text.lower()
-    assert "A check failed, or a fault was found." in Page(html_of(record)).text
+    page = Page(html_of(record))
+    assert "A check failed, or a fault was found." in page.text
+    assert page.table("One row a GPU").row("GPU 5")["Inventory" if "::" in check else "Health"] == "✗ failed"
 
 
 def test_cause_stands_before_the_figures_that_missed(page_of, bad_gpu):

@@ -233,7 +233,7 @@ def _as_failed(check_id: str, record: Record) -> Check:
     meaning = say("; ").join(wording.capitalised(say(kind.message)) for kind in kinds)
     steps = "\n\n".join(f"{say(kind.next_step)}{say('.')}" for kind in kinds)
     texts = "\n".join(fault.described(record.topology.identity) for fault in found)
-    if not check_id:
+    if "::" not in check_id:  # at no check, as at the end of the run
         return Check(check_id, "failed", 0.0, meaning, steps, texts)
     return Check(check_id, "failed", 0.0, ended.title if ended else "", steps, f"{meaning}{say(': ')}{texts}")
 
@@ -370,9 +370,10 @@ SYMBOLS = {
     "failed": "✗", "unclear": "?", "explained": "!", "affected": "!", "not judged": "○", "not run": "○", "ok": "✓",
     "": "",
 }  # fmt: skip
+HEALTH = "Health"  # the group of acceptance/test_2_health.py
 # What has to be said of a state beside its word.
 MEANING = {
-    "failed": "failed: a failed check names this GPU.",
+    "failed": "failed: a failed check, or a fault beside it, names this GPU.",
     "affected": "with: it is in a bad pair with a GPU that is named more often.",
     "unclear": "unclear: something that all GPUs do together failed, and the cause is not known.",
     "explained": "explained: something that is no fault of this GPU explains it, and has to be mended first.",
@@ -449,4 +450,6 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
 
 def _of_group(group: Group, accused: Mapping[str, Accused]) -> dict[str, Accused]:
     checks = dict.fromkeys((*group.checks, *(finding.check for finding in group.findings)))
-    return {check: accused[check] for check in checks if check in accused}
+    # What was found at no check, as at the end of the run, is about the health of the GPUs.
+    elsewhere = (check for check in accused if "::" not in check and group.title == HEALTH)
+    return {check: accused[check] for check in (*checks, *elsewhere) if check in accused}
