@@ -139,7 +139,7 @@ def _gigabits(speed: str, width: int) -> float:
     link on two nobody knows whether its board has more, as those of HDR100 and NDR200 have not."""
     if found := re.fullmatch(r"(\d+)G(_\dX)?", speed):
         return float(found[1])
-    return {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}.get(speed, 0.0) if width in (0, 4) else 0.0
+    return {"EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0}.get(speed, 0.0) if width != 2 else 0.0
 
 
 def _reading(text: Any) -> Reading | None:

@@ -174,9 +174,8 @@ LOADS: dict[str, tuple[float, str, Callable[[Rank, float, int, Watch], Turn]]] =
 # Steps a second, each half load and half rest, and how many: 58 s in all. The slowest lets NVML's power, a mean of one
 # second (nvml.h, nvmlDeviceGetPowerUsage), come to its top and its bottom.
 STEPS = {"cuda": ((0.1, 2), (0.5, 6), (1.0, 10), (5.0, 40), (10.0, 80)), "cpu": ((5.0, 4), (10.0, 8))}
-LEAD_SECONDS = (
-    0.1  # from a call, of all steps of a frequency, to its first one: ranks get it in well below a millisecond
-)
+# From a call, of all steps of a frequency, to its first one: ranks get it in well below a millisecond.
+LEAD_SECONDS = 0.1
 # A tenth of the load of a step at 10 Hz. Larger matmuls draw the most power, and end the load less on time.
 MATMUL_SECONDS = 0.005
 HALVINGS = 3  # of each side of the matmul: to a 512th of the work

@@ -29,13 +29,11 @@ def all_faults(record: Record) -> list[Fault]:
 def of_finding(finding: Finding) -> list[Fault]:
     """A missed finding as faults, one a place; of all together if it names none."""
     title, why, slower = finding.measurement.definition.title, finding.why(), finding.slower_than_peers or {}
-    return [
-        Fault(
-            "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers",
-            (where,), f"{title}: {why.get(where, finding.reason)}", check=finding.check,
-        )
-        for where in dict.fromkeys((*finding.missed, *slower)) or (WORLD,)
-    ]  # fmt: skip
+    found = []
+    for where in dict.fromkeys((*finding.missed, *slower)) or (WORLD,):
+        code = "limit_missed" if where in finding.missed or where not in slower else "slower_than_peers"
+        found.append(Fault(code, (where,), f"{title}: {why.get(where, finding.reason)}", check=finding.check))
+    return found
 
 
 def searched(record: Record, check_id: str) -> list[Fault]:

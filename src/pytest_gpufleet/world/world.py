@@ -217,9 +217,8 @@ class Pool:
             why = f"and could not be killed within {KILL_SECONDS:g} s {state}".rstrip()
             then = "reset this GPU or restart the machine"
             report = RankReport(rank, self.specs[rank].name, "running", f"{why}: {then}", to_blame=True)
-            self._starts[:] = [
-                RankFailure("hang", "nothing is started on this GPU again", (report,))
-            ] * MAX_FAILED_STARTS
+            never_again = RankFailure("hang", "nothing is started on this GPU again", (report,))
+            self._starts[:] = [never_again] * MAX_FAILED_STARTS
         self.started = self._ready = False
 
 

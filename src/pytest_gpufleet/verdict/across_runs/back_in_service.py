@@ -148,7 +148,8 @@ def _held(old: Part | None, part: Part | None, returns: Returns) -> Iterator[Fau
         was = f"another part than before ({old.number})" if old else "not there before"
         yield Fault("part_not_named", (part.place,), f"{whose}{was}, and --fleet-replaced does not name {part.name}")
     elif named and not other:
-        unknown = f"{part.called}: without its {part.kind.known_by[0]} nobody knows whether it was replaced"
+        number = part.kind.known_by[0].replace("_", " ")
+        unknown = f"{part.called}: without its {number} nobody knows whether it was replaced"
         still = Fault("part_not_replaced", (part.place,), f"{whose}the same part as before")
         yield still if old and old.ids & part.ids else unknown
     if old is None or (other and not named):

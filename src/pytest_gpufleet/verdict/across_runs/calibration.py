@@ -105,10 +105,8 @@ def calibrate(
     model, sources = models(next(iter(runs.values()))), _sources(runs.values())
     base = for_gpu(model)
     made = [(one, limit) for one in known if (limit := _limit(one, *sources))]
-    before, seen = (
-        base or of_every_gpu(),
-        {one.figure: one.seen(*sources[:2]) for one, limit in made if limit.reference},
-    )
+    before = base or of_every_gpu()
+    seen = {one.figure: one.seen(*sources[:2]) for one, limit in made if limit.reference}
     here = replace(before, path=Path(), base=before, limits=(), spreads=tuple(seen.values()))
     new = [(one, limit) for one, limit in made if not _stands(before, here, limit, one, replace_shipped)]
     if not new:
