@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler
 
 from pytest_gpufleet import Place, measure, measure_all
 from pytest_gpufleet.model.conditions import EACH_ALONE
-from pytest_gpufleet.model.endings import NotApplicable
+from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD, Gpu
 from pytest_gpufleet.probes.measure import scaling_efficiency
@@ -280,8 +280,8 @@ def test_what_triton_lacks_is_named_and_it_does_not_apply(monkeypatch, tmp_path,
 
 @pytest.mark.parametrize(("off", "raised"), [
     ([0.014, 0.014], None),
-    ([1.4, 1.4], NotApplicable),  # a fault of the compiler
-    ([float("nan"), float("nan")], NotApplicable),
+    ([1.4, 1.4], NotJudged),  # a fault of the compiler, or of the only GPU
+    ([float("nan"), float("nan")], NotJudged),
     ([1.4, 0.014], ArithmeticError),  # of this GPU
     ([float("nan"), 0.014], ArithmeticError),
     ([0.014, 1.4], None),  # of another
