@@ -154,7 +154,7 @@ def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end_an
     late.line.send(codec.packed(DialIn("gf3", 3)))
     hear(transport, late, b"without it")
     doubled = next(agents[node] for node in (0, 1) if node != int(transport.dialled[0].name[2]))
-    hear(transport, doubled, b"another node has its number, 0, too")
+    hear(transport, doubled, b"another process has come as number 0")
     close(transport, *agents, late)
 
 

@@ -316,12 +316,12 @@ class Transport:
         with suppress(ValueError):  # else it is no agent
             who = codec.unpacked(line.take(frame.bytes) or b"", DialIn)
             doubled = who.index is not None and any(agent.who.index == who.index for agent in self._agents.values())
+            why = "the run has begun without it" if self._nodes else ""
+            why = f"another process has come as number {who.index}" if doubled else why
             if self.only_expected and expected_as(who.name, self.expected) is None:
-                line.send(codec.packed(End(OVER)))
-            elif doubled:
-                line.send(codec.packed(End(f"another node has its number, {who.index}, too")))
-            elif self._nodes:
-                line.send(codec.packed(End("the run has begun without it")))
+                why = OVER
+            if why:
+                line.send(codec.packed(End(why)))
             else:
                 self._agents[name] = _Agent(who, line, _plain(str(frame.get("Peer-Address"))))
                 line.send(BEAT)
