@@ -128,22 +128,21 @@ def _timed(
     return Reading(metric, median(figures), conditions, figures, WORLD, details)
 
 
-NAME, NBYTES = "all_reduce", 8
 LAUNCHES = 25  # of a run: far fewer than the thousand that a GPU takes before its host has to wait
 RUNS = 9  # of a sample: what holds a host up now and then spoils some of them, and not their median
-LAUNCH_SAMPLES = 5
 
 
 def launch_time(rank: Rank) -> Reading:
     """Time in us that this rank's host needs to launch an all_reduce of 8 bytes, while the other ranks do the same; it
     does not wait for any. The median of five samples. On CPU ranks the whole operation."""
-    data = torch.zeros(NBYTES // 4, device=rank.device)
-    launch = partial(COLLECTIVES[NAME].run, rank.group, data, data)
-    with rank.phase(f"launches of {NAME}"):
+    data = torch.zeros(2, device=rank.device)
+    launch = partial(COLLECTIVES["all_reduce"].run, rank.group, data, data)
+    with rank.phase("launches of all_reduce"):
         launch()
-        samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(LAUNCH_SAMPLES))
-    conditions: dict[str, Condition] = {"collective": NAME, "bytes": NBYTES, "ranks": rank.size}
-    return Reading("launch_time", median(samples), conditions, samples)
+        samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(5))
+    return Reading(
+        "launch_time", median(samples), {"collective": "all_reduce", "bytes": 8, "ranks": rank.size}, samples
+    )
 
 
 def _each(rank: Rank, launch: Callable[[], object]) -> float:

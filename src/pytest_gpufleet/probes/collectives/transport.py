@@ -103,9 +103,6 @@ def expect_fastest(seen: Transport, world: World, topology: GpuTopology) -> list
     return asked
 
 
-# ---------------------------------------------------------------- on ranks
-
-
 def _meet(rank: Rank, folder: str, pairs: Sequence[IndexPair]) -> None:
     """An all_reduce of this pair, whose ranks know no others."""
     number = next(number for number, pair in enumerate(pairs) if int(os.environ["RANK"]) in pair)

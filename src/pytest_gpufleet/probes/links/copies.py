@@ -140,9 +140,6 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
     return seen, best
 
 
-# ---------------------------------------------------------------- who meets whom
-
-
 def rounds(n: int) -> list[list[IndexPair]]:
     """Every pair of n once, in as few rounds as there can be (a round robin). Of an odd number one rests in each."""
     ring: list[int | None] = [*range(n), *([None] if n % 2 else [])]
@@ -175,9 +172,6 @@ def _each_pair(n: int, topology: GpuTopology, both_ways: bool = False) -> list[l
     """The same in both directions, one after the other or at once."""
     both = [(pairs, [(j, i) for i, j in pairs]) for pairs in schedule(n, topology)]
     return [[*there, *back] for there, back in both] if both_ways else [pairs for each in both for pairs in each]
-
-
-# ---------------------------------------------------------------- pairs of ranks
 
 
 def _copied(
@@ -256,9 +250,6 @@ def _difference(rank: Rank, filled: dict[int, int]) -> str:
 
 def _leave(rank: Rank) -> None:
     rank.kept[copying.ENDS].copier.leave()
-
-
-# ---------------------------------------------------------------- a rank and the host
 
 
 def _copy_to_host(
