@@ -143,7 +143,6 @@ class Answers:
 
     @property
     def failed(self) -> bool:
-        """On any rank."""
         return bool(self.deaths) or any(outcome.kind == "raised" for outcome in self.outcomes.values())
 
     def add(self, event: Answer | Death, call: int) -> None:

@@ -57,10 +57,7 @@ class Forkserver:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # signals of the terminal are for the controller
             )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid = self._process.pid
 
     def exitcode(self) -> int | None:
         """Of the process whose end `news` has reported; None if it does not come to its end."""

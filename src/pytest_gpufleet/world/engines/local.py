@@ -50,16 +50,13 @@ class _Rank:
     """`pid` is 0 until it is forked, `exitcode` None until it has ended; `lost`: its death has been reported.
     `request`: no other rank of this engine, in whatever world, has it."""
 
+    index: int
     request: int
     connection: socket.socket
     files: RankFiles
     pid: int = 0
     exitcode: int | None = None
     lost: bool = False
-
-    @property
-    def index(self) -> int:
-        return self.files.rank
 
     def lose(self, how: str) -> Death:
         self.lost = True
@@ -97,7 +94,8 @@ class LocalEngine:
         for spec in specs:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
-            rank = self._ranks[spec.index] = _Rank(next(self._requests), ours, RankFiles(folder, spec.index))
+            rank = _Rank(spec.index, next(self._requests), ours, RankFiles(folder, spec.index))
+            self._ranks[spec.index] = rank
             with theirs:
                 self._server.fork(rank.request, theirs.fileno())
             found = sys.path, sys.argv, current_folder()

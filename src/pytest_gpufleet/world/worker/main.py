@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
@@ -125,7 +126,10 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
         for kind, (raised, _) in ENDINGS.items():
             if isinstance(error, raised):
                 return {"kind": kind, "error_text": _clip(str(error))}
-        type_, frames = type(error), _without_own_frames(error)
+        type_, frames = type(error), error.__traceback__
+        # The traceback from the shipped function on: how it was called is no news to its author.
+        while frames is not None and frames.tb_next is not None and _is_own(frames.tb_frame):
+            frames = frames.tb_next
         try:
             text = str(error)
             lines = traceback.format_exception(type_, error, frames)
@@ -141,15 +145,8 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
         }
 
 
-def _without_own_frames(error: BaseException) -> Any:
-    """The traceback from the shipped function on: how it was called is no news to its author."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_next is not None:
-        frame = frames.tb_frame
-        if frame.f_code.co_filename != __file__ and "__tracebackhide__" not in frame.f_locals:
-            break
-        frames = frames.tb_next
-    return frames
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 
 def _clip(text: str) -> str:
