@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -49,23 +49,20 @@ def read_events(
     file cannot be read; ValueError that names the line if one is no event, or beyond all bounds; Refused as `typed`."""
     read = quick or as_written
     with open_regular(path) as file:
-        number, ended = 0, False
-        while line := file.readline(LONGEST_LINE + 1):
-            number += 1
+        ended = False
+        for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), 1):
             if quick and line.find(b'"event": "telemetry"', 0, BEGINNING) > 0:  # in a text quotes are escaped
                 continue
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"{path}, line {number}: it is longer than {LONGEST_LINE >> 20} MiB")
             if (event := read(line)) is None:
                 try:
-                    found = json.loads(line)
-                except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+                    event = typed(json.loads(line))
+                except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
                     if line.endswith(b"\n") or ended:
                         raise ValueError(f"{path}, line {number}: not JSON") from None
                     return
-                try:
-                    event = typed(found)
-                except (KeyError, TypeError, ValueError, RecursionError) as error:
+                except (KeyError, TypeError, ValueError) as error:
                     raise ValueError(f"{path}, line {number}: not an event of a run ({error})") from None
             ended = isinstance(event, Verdict)
             yield number, event
