@@ -56,7 +56,8 @@ def test_healthy_gpus_pass_in_a_minute_of_soak(run_pytest):
 def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, words):
     check = f"{EACH_GPU}::{REPEAT}[{precision}]"
     faults = planted(test_compute.FAULT, fault, check, "--gpus=all").record.faults
-    assert {each.subjects for each in faults} == {(gpu(1),)}, faults
+    both = COUNT == 2 and fault.startswith("always")  # of two that differ nobody can say which one is right
+    assert {each.subjects for each in faults} == ({(gpu(0),), (gpu(1),)} if both else {(gpu(1),)}), faults
     assert any(words in each.what for each in faults), faults
 
 

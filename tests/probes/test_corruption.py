@@ -104,11 +104,14 @@ def test_gpus_of_other_kinds_do_not_dissent_and_of_two_neither_is_believed():
     (found,) = dissents([did("A", 1, 2, 3), did("A", 1, 2, 9), did("B", 4), did("A", 1, 2, 3)]).items()
     assert (found[0], found[1].number) == (1, 9)
     world = SimpleNamespace(size=2, run=lambda again, rows, *round: [[torch.zeros(1)] * 2] * 2)
-    _, other = corruption.dissenters(world, [did("A", 1), did("A", 2)])
-    assert other.startswith(
-        "its matmul of round 7 is another one than that of 1 of 2 ranks (A) from the same data; nobody"
-    )
-    assert other.endswith("can say which is right: computed again it is right")
+    for text in corruption.dissenters(world, [did("A", 1), did("A", 2)]):
+        assert text.startswith(
+            "its matmul of round 7 is another one than that of 1 of 2 ranks (A) from the same data; "
+        )
+        assert text.endswith("nobody can say which is right: computed again it is right")
+    halves = dissents([did("A", *hashes) for hashes in ((1, 2), (1, 2), (1, 3), (1, 3))])
+    others = {index: (each.number, each.usual, each.agreeing) for index, each in halves.items()}
+    assert others == {0: (8, 2, 2), 1: (8, 2, 2), 2: (8, 0, 2), 3: (8, 0, 2)}
 
 
 @pytest.mark.parametrize(("kinds", "alone"), [("AA", False), ("A", True), ("AAB", True)])

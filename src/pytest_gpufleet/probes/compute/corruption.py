@@ -217,7 +217,7 @@ class Dissent(NamedTuple):
 
 
 def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
-    """Ranks with a hash other than most of their kind have, and the first such round. Of two the higher is named."""
+    """Ranks with a hash other than most of their kind have, and the first such round. Without a majority all are."""
     found: dict[int, Dissent] = {}
     for ranks in grouped((each.kind, index) for index, each in enumerate(every)).values():
         common = min(len(every[index].hashes) for index in ranks)
@@ -225,10 +225,11 @@ def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
         for at in (hashes != hashes[0]).any(0).nonzero().flatten().tolist():
             of_round = hashes[:, at].tolist()
             usual, count = Counter(of_round).most_common(1)[0]
-            one = ranks[of_round.index(usual)]
             for index, own in zip(ranks, of_round, strict=True):
-                if own != usual:
-                    found.setdefault(index, Dissent(every[one].first + at, one, count, len(ranks)))
+                if own != usual or 2 * count <= len(ranks):
+                    other = usual if own != usual else next(each for each in of_round if each != own)
+                    one, agreeing = ranks[of_round.index(other)], of_round.count(other)
+                    found.setdefault(index, Dissent(every[index].first + at, one, agreeing, len(ranks)))
     return found
 
 
