@@ -1,7 +1,6 @@
 """ResNet training on real GPUs: what it computes, and what it leaves behind. Skipped without them."""
 
 import os
-import re
 import sys
 
 import pytest
@@ -14,7 +13,6 @@ from pytest_gpufleet.probes.training.recipes import RECIPES, Workload
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.world.call import ship_by_value
-from tests.acceptance.test_training_faults import CASES, run_with_faults, words_of
 from tests.gpu.present import COUNT, needs_gpus
 from tests.probes import test_training
 
@@ -115,23 +113,3 @@ def test_data_parallel_uses_all_gpus(group):
     (used,) = (each.values for each in memory)
     assert set(used) == set(group.places)
     assert min(used.values()) > 0.5  # GiB
-
-
-# ---------------------------------------------------------------- the checks of training, with faults
-# What this process was told of its GPUs holds for the runs too.
-GIVEN = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "NCCL_"))}
-
-
-@pytest.fixture(scope="module")
-def broken(run_pytest):
-    if COUNT < 2:
-        pytest.skip("needs 2 GPUs")
-    return run_with_faults(run_pytest, "--gpus=all", **GIVEN)
-
-
-@pytest.mark.parametrize(("check", "fault", "named", "words"), CASES)
-def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
-    message = broken.check(f"{check}[{fault}]").message
-    assert words_of(words, COUNT) in message
-    if named == {1} and COUNT > 2:  # of two nobody can tell which one it is
-        assert set(re.findall(r"rank \d of \d, (GPU \d).*: raised", message)) == {"GPU 1"}
