@@ -126,7 +126,7 @@ def long_line(path):
 
 SAMPLE = '{"event": "telemetry", "sample": {"time": 1.0, "gpus": [{"power_watts": %s}]}}'
 FINISHED = '{"event": "check_finished", "check": {"id": "a.py::b", "outcome": "%s", "seconds": %s}}'
-TOPOLOGY = '{"event": "topology", "nodes": [{"gpus": [], "links": [["X"]], "problems": []}]}'
+TOPOLOGY = '{"event": "topology", "nodes": [{"gpus": [%s], "links": [["X"]], "problems": []}]}'
 RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
 # What is done to the folder of a run, and what every command says.
 HOSTILE = {
@@ -136,7 +136,8 @@ HOSTILE = {
     "resumed without a time": (insert(RESUMED % '{"run": "a", "failed": []}'), "field `utc` - at `$.resumed[0]`"),
     "telemetry in words": (insert(SAMPLE % '"much"'), "got `str` - at `$.sample.gpus[0][...]`"),
     "telemetry is no number": (insert(SAMPLE % "NaN"), "$.sample.gpus[0][...]"),
-    "no table of links": (insert(TOPOLOGY), "the links of 0 GPUs are no table"),
+    "no table of links": (insert(TOPOLOGY % ""), "the links of 0 GPUs are no table"),
+    "a GPU whose name is a number": (insert(TOPOLOGY % '{"index": 0, "facts": {"name": 5}}'), "$[0].name"),
     "another run": (insert(RESUMED % ""), "it is the second event run of one run"),
     "no run at first": (
         instead("evidence.jsonl", lambda path: path.write_text('{"event": "omen"}\n{"event": "run", "host": "x"}\n')),

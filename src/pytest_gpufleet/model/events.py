@@ -150,6 +150,15 @@ class NodeFound(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
 
 
+class FactsFound(msgspec.Struct, frozen=True):
+    """The facts of a GPU that evidence must have, in their types; it may have others."""
+
+    index: Count
+    name: str | Missing | None = None
+    uuid: str | Missing | None = None
+    compute_capability: tuple[Count, Count] | Missing | None = None
+
+
 class HostFound(msgspec.Struct, frozen=True):
     """The facts of a host, Missing where it is known why it does not tell one, and when all were read."""
 
@@ -297,6 +306,7 @@ class TopologyFound(Event, frozen=True, tag="topology"):
 
     def __post_init__(self) -> None:
         for node in self.nodes:
+            codec.typed([{**gpu.facts, "index": gpu.index} for gpu in node.gpus], tuple[FactsFound, ...])
             if [len(row) for row in node.links] != [count := len(node.gpus)] * len(node.gpus):
                 raise ValueError(f"the links of {count} GPUs are no table of {count} rows and columns")
 
