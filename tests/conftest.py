@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,8 @@ ALONE = ("nodes/test_faults_of_nodes.py",)
 FILES = {"evidence.jsonl", "junit.xml", "report.html", "report.txt", "summary.json"}  # of a run that ended
 REPORTS = "runs"  # not pytest-gpufleet's own default, so that a report in a wrong place shows
 SECONDS = 600  # far more than any run takes: a run that hangs must not hang the tests
+PATIENCE_SECONDS = 600.0  # what is waited for hangs for an hour if it is not ended
+TURN_SECONDS = 0.01  # between two looks
 # Hundreds of processes that import the same modules: where no bytecode is kept, they compile most of the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -42,6 +45,16 @@ sys.dont_write_bytecode = False
 # writes whole messages into its summary.
 DROPPED = ("PYTEST_", "CUDA_", "NCCL_", "COV_", "CI", "BUILD_NUMBER")
 KEPT = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED) or name == "NCCL_NVLS_ENABLE"}
+
+
+def comes_true(condition):
+    """Whether it does in time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(TURN_SECONDS)
+    return True
 
 
 def as_on_a_terminal():

@@ -32,9 +32,9 @@ from pytest_gpufleet.nodes.agent_process import AgentSettings
 from pytest_gpufleet.world.call import Answer, Call, Trace, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
 from tests import machines
+from tests.conftest import comes_true
 from tests.forked import Started
 from tests.nodes.controller import controlled, started_by
-from tests.waiting import comes_true
 from tests.world.fake_engine import specs
 
 ALONE = 5.0  # seconds without a beat: far more than between two, on a machine that is busy

@@ -14,10 +14,9 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.clusters import cluster, limits
-from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, lay_out
+from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, comes_true, lay_out
 from tests.forked import is_nursery
 from tests.machine import fake_perftest
-from tests.waiting import comes_true
 
 ON_THREE = ("--nodes=3", f"--fleet-dir={REPORTS}")
 

@@ -28,9 +28,8 @@ from pytest_gpufleet.probes.training.loop import precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, USUAL, Workload, plan
 from pytest_gpufleet.probes.training.ways import bound, full, largest, within_memory
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import INNER
+from tests.conftest import INNER, comes_true
 from tests.machine.fake_nvml import switched
-from tests.waiting import comes_true
 
 QUICK = Workload(batch=4, steps=2, warm_up=1)
 PAUSE = 0.1

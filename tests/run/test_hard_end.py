@@ -12,10 +12,9 @@ from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import DEADLINE
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import FILES, REPORTS, rehearsal
+from tests.conftest import FILES, REPORTS, comes_true, rehearsal
 from tests.run.test_orphans import controller
 from tests.run.test_webhook import receiver
-from tests.waiting import comes_true
 
 __all__ = ["controller", "receiver"]
 

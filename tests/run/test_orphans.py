@@ -9,8 +9,7 @@ import pytest
 
 from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.world.engines.processes import look as alive
-from tests.conftest import FILES, lay_out, lead_the_terminal
-from tests.waiting import comes_true
+from tests.conftest import FILES, comes_true, lay_out, lead_the_terminal
 
 TELLS_PIDS = """
 import os, subprocess, time

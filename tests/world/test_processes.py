@@ -16,7 +16,7 @@ from pytest_gpufleet.world.call import pack, unpack
 from pytest_gpufleet.world.engines import channel, processes, rank_files
 from pytest_gpufleet.world.engines.forkserver import Forkserver
 from pytest_gpufleet.world.engines.local import DEFAULTS, ON_LOOPBACK, RECORDED, LocalEngine, recorder
-from tests.waiting import comes_true
+from tests.conftest import comes_true
 from tests.world.fake_engine import specs
 
 ATTACKS = """

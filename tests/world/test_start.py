@@ -105,7 +105,7 @@ def test_ranks_are_gone_before_the_report_is_done(fleet):
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary():
         from pytest_gpufleet.world.engines import processes
-        from tests.waiting import comes_true
+        from tests.conftest import comes_true
         assert comes_true(lambda: not any(map(processes.look, PIDS)))  # before the session is closed
     """
     )
