@@ -185,7 +185,6 @@ class PatternTest(NamedTuple):
 
     total: int
     free: int  # before
-    tested: int
     kept: int  # not free again afterwards
     trouble: str  # how many words were wrong, and the first of them
 
@@ -199,9 +198,9 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)
     words = torch.empty(int(SHARE * free) // (8 * ROW) * ROW, dtype=torch.int64, device=rank.device)
-    tested, trouble = words.nbytes, _march(rank, words, _block_bytes(free), seconds)
+    trouble = _march(rank, words, _block_bytes(free), seconds)
     del words
-    return PatternTest(total, free, tested, free - _free_and_total(rank.device)[0], trouble)
+    return PatternTest(total, free, free - _free_and_total(rank.device)[0], trouble)
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:
