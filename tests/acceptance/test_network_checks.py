@@ -96,6 +96,18 @@ def test_adapters_that_write_to_themselves_and_one_through_which_nothing_goes():
     assert len(measurement.values) == 3
 
 
+def test_an_adapter_that_fails_once_only_is_no_fault():
+    every = [{"port": "mlx5_0/1", "gigabits": 389.6}, {"port": "mlx5_1/1", "gigabits": 0.0, "why": "no reply"}]
+
+    def judge(measured, on_miss):
+        measured()
+        every[1].update(gigabits=389.6, why="")
+        assert len(measured().values) == 2
+
+    here = outcomes(recorded(PORTS), now={"rdma_writes": every}, judge=judge)
+    assert here["test_adapters_write_to_themselves"].what == "passed"
+
+
 @pytest.mark.parametrize(("change", "state", "peers", "limits", "named"), [
     (wrote(gigabits=340.0), "missed", ["nic2"], 0, [("network_adapter_slow", "nic2", "mlx5_2/1")]),
     (wrote(200.0), "missed", [], 4, None),  # half, as where all traffic goes through the memory of the host
@@ -142,6 +154,15 @@ def between(check, *now, before=None, **more):
     given = {"machine": machine, "ports": inspect.unwrap(BETWEEN[0].ports)(machine), "fleet_network": "", **more}
     (wanted,) = (getattr(module, check) for module in BETWEEN if hasattr(module, check))
     return _outcome(wanted, {name: given[name] for name in inspect.signature(wanted).parameters}, recorded().topology)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "what"), [((0.0, 0.001), "passed"), ((0.0, 0.2), "failed"), ((0.0, None), "skipped")]
+)
+def test_clocks_of_nodes_agree_only_where_they_are_known(ahead, what):
+    machine = SimpleNamespace(nodes=[SimpleNamespace(number=i, clock_ahead=each) for i, each in enumerate(ahead)])
+    check = __import__("test_nodes_1_alike").test_clocks_agree
+    assert _outcome(check, {"machine": machine}, recorded().topology).what == what
 
 
 def named(outcome):

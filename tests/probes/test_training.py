@@ -55,6 +55,17 @@ def few_steps(rank, name, workload=QUICK, count=6, *, alone=False):
     return losses, differences(rank, dict(made[0].named_parameters()))
 
 
+@pytest.mark.parametrize(("others", "megabytes"), [((0, 1), 300), ((1, 1), 25), ((0, 0), 25)])
+def test_ddp_has_one_bucket_only_where_all_ranks_are_linked_by_nvlink(monkeypatch, others, megabytes):
+    """Two ranks of nodes with two GPUs each: all of one node, or one of each."""
+    rank = SimpleNamespace(
+        size=2, local_size=2, node=0, device=torch.device("cuda", 0), group=None, gpu=SimpleNamespace(nvlinks_active=18)
+    )
+    monkeypatch.setattr(loop, "everyones", lambda _, mine: [mine, others])
+    monkeypatch.setattr(loop, "DistributedDataParallel", lambda module, **given: given)
+    assert loop.under("ddp", rank, None)["bucket_cap_mb"] == megabytes
+
+
 def accumulated_losses(rank, batches):
     with patch.object(loop, "eager", partial(loop.eager, batches=batches)):
         return few_steps(rank, "fp32")  # the first step has one batch

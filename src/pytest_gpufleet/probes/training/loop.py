@@ -334,13 +334,14 @@ def under(
         return fully_sharded(rank, module, dtype, parts)
     if method != "ddp":
         return module
-    by_nvlink = rank.gpu is not None and rank.gpu.nvlinks_active and rank.size == rank.local_size
+    linked = rank.gpu is not None and bool(rank.gpu.nvlinks_active)
+    nodes, by_nvlink = zip(*everyones(rank, [rank.node, linked]), strict=True)  # all ranks must have the same buckets
     return DistributedDataParallel(
         module,
         device_ids=[rank.device] if rank.gpu is not None else None,
         process_group=rank.group,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=300 if by_nvlink else 25,
+        bucket_cap_mb=300 if len({*nodes}) == 1 and all(by_nvlink) else 25,
         static_graph=True,
         **_NO_BUFFERS,
     )
