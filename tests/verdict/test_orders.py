@@ -71,6 +71,13 @@ def test_the_order_of_a_dgx_h200_is_one_and_a_written_one_reads_back_as_what_the
     assert (written["gpus"]["count"], written["gpus"]["model"]) == (record.run.gpus_present or 4, name)
 
 
+def test_what_a_machine_has_none_of_stands_in_its_order():
+    record = read(EVIDENCE / "h100x1-h" / "evidence.jsonl")
+    written = order_text(record, "h100x1-h")
+    assert "# drives: none are known\n# ports: none are known\n" in written
+    assert orders.toml_table.tomllib.loads(written)["gpus"]["nvlinks"] == 0
+
+
 port = partial(usual_port, firmware="28.39.2048")
 
 

@@ -318,12 +318,13 @@ def order_text(record: Record, run: str) -> str:
     left_out: dict[str, str] = {}
     for name, keys in grouped((key.partition(".")[0], key) for key in ORDER_LINES).items():
         tables = _kinds(name, machine) if name in KINDS else [{}]
-        left_out |= {} if tables else {name: "not known"}
+        left_out |= {} if tables else {name: "none are known"}
         for table in tables:
             values = {key: _value(key, machine, topology, table) for key in keys}
             missing = {key: str(value) for key, value in values.items() if isinstance(value, Missing)}
             left_out |= missing if name not in KINDS else {}
-            table |= {key.partition(".")[2]: value for key, value in values.items() if key not in missing and value}
+            known = {key: value for key, value in values.items() if key not in missing and value != ""}
+            table |= {key.partition(".")[2]: value for key, value in known.items()}
         content[name] = tables if name in KINDS else tables[0]
     head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
     remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
