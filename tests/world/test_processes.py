@@ -174,7 +174,7 @@ def asked_for_a_rank(server, main, before=lambda: None, after=lambda: None):
         server.fork(0, theirs.fileno())
         after()
         for parcel in ((sys.path, sys.argv, os.getcwd()), (main,)):
-            channel.send(ours, pickle.dumps(parcel))
+            channel.Message(pickle.dumps(parcel)).send(ours)
         yield pickle.loads(channel.receive(ours))
 
 

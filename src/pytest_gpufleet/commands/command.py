@@ -132,26 +132,26 @@ Work = Callable[[argparse.Namespace, RunFolder], tuple[int, dict[str, Any]]]
 def for_each(work: Work) -> Run:
     """The worst exit status. `work` gives that of one folder, and its document for programs, and prints what people are
     to read. A folder that cannot be used is named, has status 1, and does not stop the others."""
-    return partial(_for_each, work)
 
-
-def _for_each(work: Work, given: argparse.Namespace) -> int:
-    check_output(given.output, [vars(given).get("fleet_profile")], folders=given.folders)
-    documents: list[dict[str, Any]] = []
-    for folder in given.folders:
-        if len(given.folders) > 1 and not given.json:
+    def run(given: argparse.Namespace) -> int:
+        check_output(given.output, [vars(given).get("fleet_profile")], folders=given.folders)
+        documents: list[dict[str, Any]] = []
+        for folder in given.folders:
+            if len(given.folders) > 1 and not given.json:
+                with printing():
+                    print_line(f"{folder}:")
+            try:
+                status, document = work(given, folder)
+            except Refused as error:
+                status, document = 1, {"error": str(error)}
+                if not given.json:
+                    print_line(f"gpufleet: {error}", sys.stderr)
+            documents.append({"folder": str(folder), "exit_status": status, **document})
+        best_first = [EXIT_STATUS[verdict] for verdict in ("ACCEPTED", "INCOMPLETE", "REJECTED")]
+        worst: int = max((each["exit_status"] for each in documents), key=best_first.index)
+        if given.json:
             with printing():
-                print_line(f"{folder}:")
-        try:
-            status, document = work(given, folder)
-        except Refused as error:
-            status, document = 1, {"error": str(error)}
-            if not given.json:
-                print_line(f"gpufleet: {error}", sys.stderr)
-        documents.append({"folder": str(folder), "exit_status": status, **document})
-    best_first = [EXIT_STATUS[verdict] for verdict in ("ACCEPTED", "INCOMPLETE", "REJECTED")]
-    worst: int = max((each["exit_status"] for each in documents), key=best_first.index)
-    if given.json:
-        with printing():
-            print(json.dumps({"exit_status": worst, "runs": documents}))
-    return worst
+                print(json.dumps({"exit_status": worst, "runs": documents}))
+        return worst
+
+    return run

@@ -23,7 +23,7 @@ from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import Gpu, Missing, check_name
-from pytest_gpufleet.plugin import listeners
+from pytest_gpufleet.plugin import compat, listeners
 from pytest_gpufleet.plugin.compat import MISSED, RUN
 from pytest_gpufleet.redaction import redacted
 from pytest_gpufleet.run.run import Run
@@ -178,7 +178,8 @@ class Judge:
             findings = [*set_aside(figures, last), *last]
         for finding in findings:
             run.record(Judged(finding=finding))
-            listeners.into_junit(item.config, item.nodeid, finding.properties())
+            for name, value in finding.properties():
+                compat.junit_property(item.config, f"{item.nodeid} {name}", value)
             listeners.announce(item.config, "pytest_gpufleet_finding", finding=finding, item=item)
         if still := [finding for finding in findings if finding.state == "missed"]:
             missed, causes = item.stash.setdefault(MISSED, ([], []))

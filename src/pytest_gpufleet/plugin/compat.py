@@ -18,7 +18,7 @@ from _pytest.logging import DEFAULT_LOG_FORMAT
 from _pytest.terminal import TerminalReporter
 
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
-from pytest_gpufleet.redaction import clean, clean_screen
+from pytest_gpufleet.redaction import clean, clean_screen, redacted
 from pytest_gpufleet.run.run import Run
 
 if TYPE_CHECKING:
@@ -115,9 +115,10 @@ def stop_junit(config: pytest.Config) -> None:
 
 
 def junit_property(config: pytest.Config, name: str, value: str) -> None:
-    """A property of all of junit.xml, as record_testsuite_property makes them, which is a fixture only."""
+    """A property of all of junit.xml, as record_testsuite_property makes them, which is a fixture only: by the schema
+    that Jenkins reads it with (junit-10.xsd of its plugin xUnit) a test case has none."""
     if (junit := config.stash.get(xml_key, None)) is not None:
-        junit.add_global_property(name, value)
+        junit.add_global_property(name, redacted(value))
 
 
 def takes_no_argument_alone(parser: pytest.Parser, option: str, value: str) -> None:

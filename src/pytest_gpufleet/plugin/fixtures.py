@@ -83,13 +83,9 @@ fleet_returns = _of_run(
     "The record of this run, with the one `before` that --fleet-returns gave (a Record); None without that.",
 )
 fleet_level = _of_run(lambda run: run.options.level, "The level of this run: quick, standard or burnin.")
-fleet_network = _of_run(
-    lambda run: run.options.network, "Gbit/s of each GPU between nodes by --fleet-network, or none."
-)
+fleet_network = _of_run(lambda run: run.options.network, "Gbit/s a GPU between nodes by --fleet-network, or none.")
 fleet_used = _of_run(lambda run: run.options.used, "Whether --fleet-used says that the hardware is not new.")
-disk_folder = _of_run(
-    lambda run: run.options.disk_folder, "Where a drive may be tested (--fleet-disk-folder), or None."
-)
+disk_folder = _of_run(lambda run: run.options.disk_folder, "Where to test a drive (--fleet-disk-folder), or None.")
 world = _of_run(
     lambda run: run.ranks.world(with_group=False),
     "One warm process a GPU: `world.run(function)` runs function(rank) on each and gives the results by rank.",

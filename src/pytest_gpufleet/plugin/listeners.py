@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpufleet.plugin import compat
-from pytest_gpufleet.redaction import redacted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +45,8 @@ ENDING = (KeyboardInterrupt, pytest.exit.Exception)  # what an implementation ma
 
 
 def announce_fault(config: pytest.Config, fault: Fault) -> None:
-    into_junit(config, fault.check, [("fault", f"{fault.kind.number} {fault.name} {fault.described()}")])
+    found = f"{fault.kind.number} {fault.name} {fault.described()}"
+    compat.junit_property(config, f"{fault.check} fault".strip(), found)
     announce(config, "pytest_gpufleet_fault", fault=fault)
 
 
@@ -73,14 +72,7 @@ def note_requirements(config: pytest.Config, run: Run) -> None:
     own = [each.record for each in run.runs_of_nodes().values()]
     for each in answered(run.written.record, own):
         state = ": ".join(filter(None, (each.state, each.why)))
-        into_junit(config, "", [(f"requirement {each.requirement.id}", state)])
-
-
-def into_junit(config: pytest.Config, check: str, named: Iterable[tuple[str, str]]) -> None:
-    """As properties of the whole file: by the schema that Jenkins reads it with (junit-10.xsd of its plugin xUnit) a
-    test case has none."""
-    for name, value in named:
-        compat.junit_property(config, f"{check} {name}".strip(), redacted(value))
+        compat.junit_property(config, f"requirement {each.requirement.id}", state)
 
 
 def write_textfile(run: Run, record: Record | None = None) -> None:

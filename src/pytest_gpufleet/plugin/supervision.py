@@ -71,13 +71,12 @@ def _conclude(run: Run, arguments: Sequence[str], folder: Path | None) -> int:
     from pytest_gpufleet.report.terminal.summary_lines import summary_lines
     from pytest_gpufleet.run import lifetime
     from pytest_gpufleet.run.folder import EVIDENCE, Evidence, RunFolder
-    from pytest_gpufleet.run.lifetime import open_run
     from pytest_gpufleet.run.target import OwnMachine
 
     run.interruption.overdue = True
     if folder is None:
         run.own_machine = OwnMachine.without_gpus(STUCK)
-        open_run(run, arguments)
+        lifetime.open_run(run, arguments)
         run.written.spoil(STUCK)
     else:
         run.folder, run.evidence = RunFolder(folder), Evidence(folder / EVIDENCE, of_dead_process=True)

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -169,16 +169,11 @@ def to_swanlab(about: About, points: Sequence[Point], folder: Path) -> None:
     run.finish()
 
 
-WRITERS: dict[str, Callable[[About, Sequence[Point], Path], None]] = {  # into an empty folder; OSError if it cannot be
-    "tensorboard": to_tensorboard,
-    "swanlab": to_swanlab,
-    "csv": to_csv,
-}
+# Into an empty folder; OSError if it cannot be.
+WRITERS = {"tensorboard": to_tensorboard, "swanlab": to_swanlab, "csv": to_csv}
 
 
 # ---------------------------------------------------------------- Prometheus
-
-Series = list[tuple[Mapping[str, str], float]]  # a value for each set of labels
 
 HELP = {
     "gpufleet_running": "Whether an acceptance run goes on.",
@@ -210,7 +205,8 @@ def write_textfile(path: Path, record: Record) -> None:
     safe_files.write_text(path, generate_latest(registry).decode())
 
 
-def _series(record: Record) -> dict[str, Series]:
+def _series(record: Record) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+    """By the names of HELP a value for each set of labels."""
     run, running, host = record.run, record.verdict is None, {"host": record.run.host}
     outcomes = Counter(check.outcome for check in record.checks.values())
     counts, worst = basis.by_grade(record), basis.lowest(record)

@@ -413,9 +413,8 @@ def cell(where: Place, group: Group, accused: Mapping[str, Accused], hosts: word
             return GridCell("explained", "explained", check)
         if where in one.beside:
             return GridCell("affected", say("with {place}", place=wording.place(one.beside[where], hosts)), check)
-    for check, one in found.items():
-        if one.everybody:
-            return GridCell("unclear", "unclear", check)
+    if unclear := [check for check, one in found.items() if one.everybody]:
+        return GridCell("unclear", "unclear", unclear[0])
     # What was measured on a device of a node was measured on the node.
     states = {
         finding.state

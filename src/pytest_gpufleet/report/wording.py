@@ -26,7 +26,6 @@ ALONE: Hosts = {}
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
 ALONG = {"bytes": ("bytes", "method"), "nodes": ("nodes", "ranks"), "batch": ("batch",)}
-SIGNS = {"min": "≥", "max": "≤"}
 
 
 def ascii_signs(text: str) -> str:
@@ -133,7 +132,7 @@ def value_and_limit(value: float, limit: Limit) -> tuple[str, str]:
         texts = quantity(value, limit.unit, digits), quantity(limit.value, limit.unit, digits)
         if texts[0] != texts[1] or value == limit.value:
             break
-    return texts[0], f"{SIGNS[limit.sense]} {texts[1]}"
+    return texts[0], f"{'≥' if limit.sense == 'min' else '≤'} {texts[1]}"
 
 
 def words(conditions: Mapping[str, Condition]) -> list[str]:

@@ -195,9 +195,7 @@ def span(rates: Iterable[float], unit: str = "GB/s") -> str:
 
 
 def who_slows_pairs(
-    kinds: Iterable[Mapping[Where, float]],
-    share: float = SLOW_COPIES,
-    shown: Callable[[Iterable[float]], str] = span,
+    kinds: Iterable[Mapping[Where, float]], share: float = SLOW_COPIES, shown: Callable[[Iterable[float]], str] = span
 ) -> Fault:
     """Which GPU the slow pairs have in common, or which pair it is: slow are those nearer to the slowest than to the
     fastest, if these are less than `share` of all others. `kinds`: the rates of pairs with one kind of link each, of

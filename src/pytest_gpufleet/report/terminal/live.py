@@ -211,10 +211,8 @@ def _time(done: float, whole: float) -> str:
 
 EVERY_SECONDS = 60.0
 
-Tell = Callable[[float, "Sample | None"], None]
 
-
-def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Tell:
+def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Callable[[float, Sample | None], None]:
     """tell(seconds done, latest sample) writes a line, once a minute; nothing while it is `shown_elsewhere`."""
     due = 0.0
 

@@ -176,14 +176,12 @@ def summary_lines(
     if record.of_cluster:
         return [*tables, *node_lines(record)]
     result = [*tables, *wrapped(headline(record), "", stamp(record).markup), *wrapped(why(record), "  ")]
-    for reason in reasons(record):
-        result += wrapped(reason, "  - ")
+    result += [line for reason in reasons(record) for line in wrapped(reason, "  - ")]
     result += table_lines(narrow(group_table(record)))
     blamed = accused(record)
     if failed := [_failure(failure, shown) for failure in failures(record, blamed)]:
-        text = (
-            "Failed checks: {count}" if blamed.keys() <= {*record.failed} else "Failed checks and other faults: {count}"
-        )
+        no_others = blamed.keys() <= {*record.failed}
+        text = "Failed checks: {count}" if no_others else "Failed checks and other faults: {count}"
         result.append((say(text, count=len(blamed)), HEADING))
         result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
     for aim, command in next_steps(record, folder):
@@ -238,11 +236,8 @@ WIDEST = 400  # columns of a matrix of links
 def software(record: Record) -> list[str]:
     """The versions of what the GPUs run with, and how they are linked: in a line where all pairs are alike."""
     topology = record.topology
-    versions = {
-        "driver": topology.driver, "CUDA": topology.cuda, "cuDNN": topology.cudnn, "NCCL": topology.nccl,
-        "torch": topology.torch,
-    }  # fmt: skip
-    lines = [f"versions: {', '.join(f'{name} {version}' for name, version in versions.items() if version)}"]
+    versions = ((name, getattr(topology, name.lower())) for name in ("driver", "CUDA", "cuDNN", "NCCL", "torch"))
+    lines = [f"versions: {', '.join(f'{name} {version}' for name, version in versions if version)}"]
     links = machine_section.links(topology)
     kinds = {cell.text for row, each in enumerate(links.rows) for at, cell in enumerate(each.cells) if row != at}
     if len(kinds) == 1:

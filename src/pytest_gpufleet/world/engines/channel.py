@@ -38,11 +38,6 @@ class Message:
         socket.send_fds(end, [self._text], self._descriptors)
 
 
-def send(end: socket.socket, parcel: bytes) -> None:
-    """On a rank."""
-    Message(parcel).send(end)
-
-
 def receive(end: socket.socket) -> bytes:
     """On a rank, the next parcel of the controller. EOFError if it has closed its end."""
     text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 1, 1)

@@ -15,7 +15,6 @@ CANNOT_ANSWER = {
     "t": "(stopped by a debugger)",
     "D": "(in a system call that cannot be interrupted, such as one of the GPU driver)",
 }
-DEAD = ("Z", "X", "x")
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TURN_SECONDS = 0.05  # until it is looked for processes again that have just been started
 F_SETSIG = 10  # linux/fcntl.h; Python has no name for it
@@ -38,7 +37,7 @@ def look(pid: int) -> Process | None:
         return None
     state, parent, session, threads = (fields[number] for number in (0, 1, 3, 17))
     # The first thread may be dead while another one lives on, stuck in the driver, and still has all children.
-    return None if state in DEAD and int(threads) <= 1 else Process(state, int(parent), int(session))
+    return None if state in ("Z", "X", "x") and int(threads) <= 1 else Process(state, int(parent), int(session))
 
 
 def trouble(pid: int) -> str:

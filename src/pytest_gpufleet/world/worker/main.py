@@ -72,7 +72,7 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
         ending = {**_ending(body, progress), "seconds": time.monotonic() - began}
         outcome = Outcome(call=number, output=output.take(), losses=tuple(losses), **ending)
         losses.clear()
-        channel.send(end, pickle.dumps(outcome))
+        channel.Message(pickle.dumps(outcome)).send(end)
 
     answer(START, "start", start)
     while True:
