@@ -260,8 +260,7 @@ class Aliases:
         )
 
     def _learn(self, thing: str) -> None:
-        names = {thing, thing.partition(".")[0]} - self._known.keys()
-        new = [name for name in names if not _ANY_WORD.fullmatch(name)]
+        new = [name for name in {thing, thing.partition(".")[0]} - self._known.keys() if not _ANY_WORD.fullmatch(name)]
         if new and not ALIAS.search(thing):
             self._known.update(dict.fromkeys(new, self.alias(thing)))
             longest = "|".join(sorted(map(re.escape, self._known), key=len, reverse=True))

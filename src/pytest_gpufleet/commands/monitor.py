@@ -35,11 +35,10 @@ def monitor(given: argparse.Namespace) -> int:
     from pytest_gpufleet.report.terminal.live import running_check
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it must not leave a terminal without cursor
-    running = partial(running_check, given.fleet_dir)
     with (
         suppress(KeyboardInterrupt),
         local_node.opened() as node,
-        _shown(node.topology, running, given) as show,
+        _shown(node.topology, partial(running_check, given.fleet_dir), given) as show,
         closing(_samples(node, given.interval)) as samples,
     ):
         for sample in samples:

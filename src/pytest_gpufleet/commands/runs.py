@@ -48,8 +48,7 @@ def judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, 
         if given.output:
             from pytest_gpufleet.report.page import page
 
-            reports = folder.reports(runs.values(), given.output.parent)
-            command.write(given.output, page(record, digest, runs, reports))
+            command.write(given.output, page(record, digest, runs, folder.reports(runs.values(), given.output.parent)))
         document = codec.plain(summary.summary(record, digest, runs=runs))
         lines = summary_lines.summary_lines(record)
     if not given.json:
@@ -152,8 +151,7 @@ def compare(given: argparse.Namespace) -> int:
             console.print(*map(on_screen, several_runs.tables(found, several_runs.MOST_COLUMNS)), sep="\n")
             for note in found.notes:
                 console.print(Text(f"Note: {clean(note)}", style="yellow"))
-            style = "bold red" if found.bad else "bold green"
-            console.print(Text(clean(several_runs.headline(found)), style=style))
+            console.print(Text(clean(several_runs.headline(found)), style="bold red" if found.bad else "bold green"))
             if given.output:
                 command.print_line(f"report: {given.output}")
     return int(found.bad)

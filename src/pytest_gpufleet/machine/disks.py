@@ -72,8 +72,7 @@ ATTRIBUTES = {5: "reallocated", 197: "pending", 198: "uncorrectable"}
 def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
     """Of each NVMe drive in this machine, and of each SATA and SAS drive that is not removable."""
     names = [each.name for each in read_nvme(root) if each.transport == "pcie"]
-    disks = sorted((root / "sys/block").glob("sd*"))
-    names += [each.name for each in disks if tools.text(each / "removable") == "0"]
+    names += [each.name for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
     if not names:
         raise Absent("this system shows no drive of its own")
     try:

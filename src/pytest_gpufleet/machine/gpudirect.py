@@ -199,8 +199,7 @@ def acs_between_gpus_and_adapters(
     """GPUs with an adapter below the same switch, of which a port redirects what they send each other."""
     known = gpus_by_address(gpus)
     for gpu, adapters in adapters_by_gpu(gpus, devices, ports).items():
-        ends = [end for each in adapters for end in ((gpu, each), (each, gpu))]
-        if between := _redirecting(devices, control, ends):
+        if between := _redirecting(devices, control, [end for each in adapters for end in ((gpu, each), (each, gpu))]):
             yield Fault("acs_enabled", (rail(known[gpu]),), f"by the ACS control of {between} requests are redirected")
 
 

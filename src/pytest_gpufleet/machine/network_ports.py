@@ -165,13 +165,12 @@ def _port(port: Path) -> Port:
     # A virtual function does not show its lanes.
     ways = (device, "current"), (device, "max"), (device.parent, "max")
     lanes = [tools.lanes(folder / f"{which}_link_width") or 0.0 for folder, which in ways]
-    speeds = [tools.number(folder / f"{which}_link_speed") or 0.0 for folder, which in ways]
     return Port(
         port=f"{adapter.name}/{port.name}",
         state=tools.text(port / "state") or "unknown",
         **about,
         function=device.name.rpartition(".")[2],
-        pcie=PcieLink(*lanes, *speeds),
+        pcie=PcieLink(*lanes, *[tools.number(folder / f"{which}_link_speed") or 0.0 for folder, which in ways]),
         errors=_counts(port / "counters", ERRORS_A_DAY) | ({"carrier_changes": sum(changes)} if changes else {}),
         traffic=_counts(port / "counters", TRAFFIC) | _counts(port / "hw_counters", ROCE) | pauses,
         mtu=tools.whole(interface / "mtu") if interface and not infiniband else None,

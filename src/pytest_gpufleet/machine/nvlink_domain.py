@@ -96,8 +96,7 @@ def domain_faults(trays: Mapping[int, Tray], ordered: int = 0) -> list[Fault]:
 def _outside(trays: Mapping[int, Tray], sizes: Mapping[Domain, int], ordered: int) -> Iterator[tuple[int, str]]:
     """Nodes in another domain than most that they share memory with by their lists, or in none. Without a list, by the
     order: those of small domains, where larger ones lack as many. One of half the size is a domain of its own."""
-    lists = grouped((tray.imex_nodes, node) for node, tray in trays.items() if len(tray.imex_nodes) > 1)
-    for nodes in lists.values():
+    for nodes in grouped((tray.imex_nodes, node) for node, tray in trays.items() if len(tray.imex_nodes) > 1).values():
         usual, count = Counter(trays[node].domain for node in nodes).most_common(1)[0]
         if usual is None or 2 * count <= len(nodes):
             continue

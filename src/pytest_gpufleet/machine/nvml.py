@@ -238,8 +238,7 @@ def _visible(nvml: Any, visible: str | None) -> tuple[list[tuple[int, Any]], lis
 def _topology(nvml: Any, driver: Nvml, visible: Sequence[tuple[int, Any]], lost: Iterable[str]) -> GpuTopology:
     answers = in_thread(read_all, driver, (*CONSTANTS, PAIRED))
     versions = software()  # for which torch is imported: the driver answers meanwhile
-    facts = answers.result()
-    gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, facts, strict=True))
+    gpus = tuple(Gpu(index, known) for (index, _), known in zip(visible, answers.result(), strict=True))
     with warn_if_silent():
         links = _links(nvml, [handle for _, handle in visible], gpus)
     fabric = (

@@ -44,8 +44,7 @@ class ProcessorSetup:
 
 def read_model(root: Path = Path("/")) -> Processor:
     model = re.search(r"^model name\s*:\s*(.*\S)", tools.text(root / "proc/cpuinfo") or "", re.MULTILINE)
-    cores = len(_topology(root, "thread_siblings"))
-    return Processor(re.sub(r"\s+", " ", model[1]) if model else None, cores or None)
+    return Processor(re.sub(r"\s+", " ", model[1]) if model else None, len(_topology(root, "thread_siblings")) or None)
 
 
 def read(root: Path = Path("/")) -> ProcessorSetup:
@@ -69,8 +68,7 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
 
 
 def _topology(root: Path, fact: str) -> set[str]:
-    values = (tools.text(each) for each in (root / CPU).glob(f"cpu[0-9]*/topology/{fact}"))
-    return set(filter(None, values))
+    return set(filter(None, (tools.text(each) for each in (root / CPU).glob(f"cpu[0-9]*/topology/{fact}"))))
 
 
 def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:

@@ -78,8 +78,7 @@ def between(before: Packets | Missing | None, now: Packets | Missing | None) -> 
     """What was counted between two readings; None where nobody counts, or too few to judge, or anew from zero."""
     if not isinstance(before, Packets) or not isinstance(now, Packets):
         return None
-    both = zip(astuple(now), astuple(before), strict=True)
-    counted = Packets(*(new - old for new, old in both))
+    counted = Packets(*(new - old for new, old in zip(astuple(now), astuple(before), strict=True)))
     return counted if min(astuple(counted)) >= 0 and counted.sent + counted.received >= LEAST_PACKETS else None
 
 

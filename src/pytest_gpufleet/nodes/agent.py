@@ -146,8 +146,7 @@ class OwnNode:
                 self.node = self._open_things.enter_context(local_node.opened(self._settings.gpus))
             except NoGpus as reason:
                 self.node = local_node.without_gpus(str(reason), str(reason))
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        machine = events.HostFound(now, self.node.host())
+        machine = events.HostFound(datetime.now(timezone.utc).isoformat(timespec="seconds"), self.node.host())
         return messages.Hello(host.serial(), os.getpid(), interface, self.node.topology, self.node.present(), machine)
 
     def lock(self) -> str:

@@ -250,8 +250,7 @@ class Cluster:
 
     def _fence(self, node: int) -> None:
         self._fenced.add(node)
-        question = messages.KillRanks(FENCE_SECONDS)
-        self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), question)))
+        self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), messages.KillRanks(FENCE_SECONDS))))
 
     def _lose(self, node: int, why: str) -> None:
         self._heard.pop(node, None)

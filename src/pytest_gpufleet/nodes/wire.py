@@ -69,8 +69,7 @@ def secret(file: Path | None, needed: bool = True) -> bytes:
 def keys(secret: bytes, role: str, run: str = "") -> tuple[bytes, bytes]:
     """The public and the secret key of "head" or "node", as ZeroMQ takes them. `run`: what a launcher calls this run;
     nodes of another one with the same secret are turned away."""
-    own = hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest()
-    key = z85.encode(own)
+    key = z85.encode(hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest())
     return zmq.curve_public(key), key
 
 
@@ -164,8 +163,7 @@ class Dialled:
 
 def _plain(address: str) -> str:
     """Without what makes an IPv4 address one of IPv6."""
-    mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
-    return str(mapped or address)
+    return str(getattr(ipaddress.ip_address(address), "ipv4_mapped", None) or address)
 
 
 def _peers(port: int) -> Iterator[str]:

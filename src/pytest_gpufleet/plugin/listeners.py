@@ -69,8 +69,7 @@ def note_requirements(config: pytest.Config, run: Run) -> None:
     """How each requirement was answered, as properties of junit.xml."""
     from pytest_gpufleet.verdict.gaps import answered
 
-    own = [each.record for each in run.runs_of_nodes().values()]
-    for each in answered(run.written.record, own):
+    for each in answered(run.written.record, [each.record for each in run.runs_of_nodes().values()]):
         state = ": ".join(filter(None, (each.state, each.why)))
         compat.junit_property(config, f"requirement {each.requirement.id}", state)
 

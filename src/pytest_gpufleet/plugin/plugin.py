@@ -201,7 +201,6 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[RUN]
     if run.evidence is not None:
-        cut_short = session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT
-        run.finish(cut_short=bool(cut_short))
+        run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT))
         session.exitstatus = run.exit_status = lifetime.conclude(run, exitstatus)
         listeners.note_requirements(session.config, run)

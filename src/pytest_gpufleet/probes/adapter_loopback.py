@@ -71,8 +71,7 @@ def turns(world: World, ports: Sequence[Port]) -> list[Turn]:
     for number, port in enumerate(ports):
         next_to = [index // 2 for index, adapters in enumerate(near[: 2 * pairs]) if port.device in adapters]
         of_pair[next_to[0] if next_to else number * pairs // len(ports)].append(port.port)
-    columns = itertools.zip_longest(*of_pair)
-    return [{pair: name for pair, name in enumerate(column) if name} for column in columns]
+    return [{pair: name for pair, name in enumerate(column) if name} for column in itertools.zip_longest(*of_pair)]
 
 
 def environments(size: int, turn: Turn) -> list[dict[str, str]]:

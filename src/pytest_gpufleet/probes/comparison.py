@@ -28,8 +28,7 @@ def unlike(
     them are; `at(*index)` says where one is."""
     wrong = found != right if wrong is None else wrong
     first = wrong.nonzero()[:SHOWN].tolist()
-    texts = [f"{at(*i)} is {shown(found[(*i,)])}, expected {shown(right[(*i,)])}" for i in first]
-    return int(wrong.sum()), texts
+    return int(wrong.sum()), [f"{at(*i)} is {shown(found[(*i,)])}, expected {shown(right[(*i,)])}" for i in first]
 
 
 def wrong_elements(found: Tensor, right: Tensor, noun: str = "elements", at: str = "[{}]", **how: Any) -> str:

@@ -225,8 +225,7 @@ def next_steps(record: Record, folder: str = "FOLDER") -> list[tuple[str, str]]:
     came to its end. `folder`: the one that the run is in, which no record knows, nor DIR, that of good machines."""
     run, start = record.run, record.run.command_line
     if record.began and (record.verdict is None or record.broken in RESUMABLE):
-        resumed = start.typed(f"--fleet-resume {shlex.quote(folder)}")
-        return [(say("go on where this run stopped"), resumed)]
+        return [(say("go on where this run stopped"), start.typed(f"--fleet-resume {shlex.quote(folder)}"))]
     if stamp(record).word != "INCOMPLETE":
         return []
     states: dict[str, None] = dict.fromkeys(gap.kind for gap in gaps(record))

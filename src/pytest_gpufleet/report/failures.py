@@ -97,8 +97,7 @@ def _named(faults: Iterable[Fault], everyone: Collection[Place]) -> tuple[list[P
         named += worst
     named = list(dict.fromkeys(named))
     turned = (parts for pair in pairs for parts in (pair.parts, pair.parts[::-1]))
-    beside = {where: other for where, other in turned if other in named and where not in named}
-    return named, beside, everybody
+    return named, {where: other for where, other in turned if other in named and where not in named}, everybody
 
 
 class Miss(NamedTuple):
@@ -242,12 +241,11 @@ def explanations(accused: Iterable[Accused], hosts: wording.Hosts) -> list[str]:
     """What explains what checks say, and what to do about it: one sentence for all places of one kind."""
     causes = dict.fromkeys(cause for each in accused for cause in each.causes)
     named, stop = partial(wording.place, hosts=hosts), say(".")
-    by_kind = grouped(dict.fromkeys((cause.kind, cause.described(named)) for cause in causes))
     return [
         wording.sentences(
             f"{wording.capitalised(say(code.message))} ({'; '.join(where)}){stop}", f"{say(code.next_step)}{stop}"
         )
-        for code, where in by_kind.items()
+        for code, where in grouped(dict.fromkeys((cause.kind, cause.described(named)) for cause in causes)).items()
     ]
 
 
@@ -283,8 +281,7 @@ def return_tables(record: Record) -> list[Table]:
         then = [each.described(before.topology.identity) for each in faults][:MOST_MESSAGES]
         then = then or [messages.get(check) or say("it did not come to its end")]
         outcome = outcomes.get(check, "not run")
-        now = f"{wording.SYMBOLS.get(outcome, '○')} {say(outcome)}"
-        wrong.append(row(titled(check), say("; ").join(then), now))
+        wrong.append(row(titled(check), say("; ").join(then), f"{wording.SYMBOLS.get(outcome, '○')} {say(outcome)}"))
     nothing, replaced = say("nothing"), ", ".join(returns.replaced)
     others = [
         row(each.called, old.number if old else nothing, part.number if part else nothing)
@@ -441,8 +438,7 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
     if not outcomes:
         return GridCell("not run", "not run")
     unjudged = [at for each in group.findings if each.state == "not judged" for at in each.measurement.values]
-    elsewhere = any(part not in gpus for at in unjudged for part in at.parts)
-    if elsewhere or outcomes & {"skipped", "unfinished"}:
+    if any(part not in gpus for at in unjudged for part in at.parts) or outcomes & {"skipped", "unfinished"}:
         return GridCell("not judged", "not judged")
     return GridCell("ok", "ok") if "passed" in outcomes else GridCell("", "")
 

@@ -225,8 +225,7 @@ def heat_tables(findings: Sequence[Finding], hosts: wording.Hosts = wording.ALON
                 first = where.parts[0]
                 at[tuple(Place(part.node, "node") for part in where.parts), Place(0, first.kind, first.index)] = where
             rows = {nodes: say(" to ").join(wording.place(node, hosts) for node in nodes) for nodes, _ in at}
-            columns = {device: wording.place(device) for _, device in sorted(at)}
-            tables += _matrices(finding, "Node", rows, columns, at)
+            tables += _matrices(finding, "Node", rows, {device: wording.place(device) for _, device in sorted(at)}, at)
         elif all(isinstance(place, Pair) for place in places):
             tables += _pairs(finding, hosts)
     return tables

@@ -245,10 +245,9 @@ def gap_rows(found: Iterable[Gap], record: Record) -> list[GapRow]:
     rows, titles = [], {levels.check_name(check.id): check.title for check in record.checks.values()}
     groups = ((failures.group_title(gap.check) if gap.check else "The run", gap) for gap in found)
     for key, each in grouped(((gap.kind, gap.why, group), gap) for group, gap in groups).items():
-        by_check = grouped((gap.check or gap.subject, gap) for gap in each)
         things = [
             titled(name, titles.get(name, "")) + in_cases(of, record.suite) if of[0].check else name
-            for name, of in by_check.items()
+            for name, of in grouped((gap.check or gap.subject, gap) for gap in each).items()
         ]
         things = [say(AS_A_WHOLE[each[0].kind])] if each[0].kind in AS_A_WHOLE else things
         named_ones = [named(gap.finding) for gap in each if gap.finding]

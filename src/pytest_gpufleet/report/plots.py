@@ -169,8 +169,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             by_panel = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if by_panel:
                 metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:MOST_PANELS])
-                measured = wording.capitalised(say(metric.title))
-                caption = say("{metric} against {what}", metric=measured, what=say(label))
+                caption = say("{metric} against {what}", metric=wording.capitalised(say(metric.title)), what=say(label))
                 said = {text: say(text) for text in (label, MEASURED, HEALTHY)}
                 said |= dict(zip(names, _line_names(some, at, key), strict=True))
                 said[LIMIT] = say("Limit").lower()  # "limit" itself is said where limits are counted

@@ -270,8 +270,7 @@ class ClusterRun(Run):
         self._locked = True
 
     def take_up(self, folder: RunFolder, then: Record) -> None:
-        whole = resume.whole_nodes(folder, then)
-        self.earlier = {node: (then.finished[node].run, own) for node, own in whole.items()}
+        self.earlier = {node: (then.finished[node].run, own) for node, own in resume.whole_nodes(folder, then).items()}
 
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
         """Start the nodes' own runs, and go on without nodes on which that cannot be. Refused if no node is left."""
@@ -382,5 +381,4 @@ class ClusterRanks(Ranks):
         """Nodes that are processes of this machine share its processors."""
         if self._run.options.rehearse and self._run.options.address is None:
             return super()._threads(node, size, here)
-        processors = self._run.cluster.hellos[node].machine.get("processors") or 1
-        return max(1, int(processors) // here)
+        return max(1, int(self._run.cluster.hellos[node].machine.get("processors") or 1) // here)

@@ -265,8 +265,7 @@ def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     for path in here.parent.iterdir():
         with suppress(OSError, Refused, msgspec.MsgspecError):
             if WHEN.sub("", path.name) == host and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
-                summary = RunFolder(path).content(SUMMARY) or b""
-                verdicts[path] = msgspec.json.decode(summary, type=Stated).verdict
+                verdicts[path] = msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=Stated).verdict
     runs = sorted(verdicts, reverse=True)
     stay = {here, next((path for path in runs if verdicts[path] == "ACCEPTED"), here)}
     return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]

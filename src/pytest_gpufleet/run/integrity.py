@@ -39,10 +39,8 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
     record, digest = folder.record(), folder.digest()
     texts = {name: folder.content(name) for name in (SUMMARY, REPORT)}
     for number, end in record.finished.items() if nodes else ():
-        if end.sha256:
-            own = check(folder.of_node(record.node(number)))
-            if own.digest != end.sha256:
-                raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
+        if end.sha256 and check(folder.of_node(record.node(number))).digest != end.sha256:
+            raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
     with folder.of_anybody():
         runs = folder.own_runs(record) if nodes else None
         for problem in _differences(record, digest, runs, texts[SUMMARY], texts[REPORT]):

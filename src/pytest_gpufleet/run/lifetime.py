@@ -154,8 +154,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     noticed: list[events.Event] = []
     if run.options.nodes is None:
         own = run.own_machine.machine  # what its kernel log has from before the run is shown
-        shown = kernel_log.judged(own.logged.host, own.gpus, "before")[1]
-        noticed = [events.Noticed(fault=fault) for fault in shown]
+        noticed = [events.Noticed(fault=fault) for fault in kernel_log.judged(own.logged.host, own.gpus, "before")[1]]
     folder = RunFolder.make(run.options.folder, f"{header.host}-{run.started:%Y%m%dT%H%M%SZ}")
     run.folder, run.evidence = folder, Evidence(folder.evidence)
     given: list[events.Event | None] = [header, topology, limits, order, required, machine, returned]
@@ -231,8 +230,7 @@ def summarize(run: Run) -> None:
 
     def write(path: Path) -> None:
         report_digest = safe_files.sha256(page) if page.is_file() else ""
-        runs = run.runs_of_nodes() or run.folder.own_runs(record)
-        made.append(summary.text(record, digest, report_digest, runs))
+        made.append(summary.text(record, digest, report_digest, run.runs_of_nodes() or run.folder.own_runs(record)))
         safe_files.write_text(path, made[0])
 
     run.write(run.folder / SUMMARY, write)
@@ -251,8 +249,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     if status == NOTHING_COLLECTED and (run.carried or run.of_nodes):
         status = 0
     run.note_lost_samples()
-    failed = any(check.outcome == "failed" for check in evidence.record.checks.values())
-    if status == TESTS_FAILED and not failed:
+    if status == TESTS_FAILED and not any(check.outcome == "failed" for check in evidence.record.checks.values()):
         evidence.spoil(UNSEEN_FAILURE)
     evidence.compare()
     broken = _cut_short(run, status)
@@ -275,8 +272,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
 def _cut_short(run: Run, status: int) -> str:
     """Why the session did not end; pytest has one exit status for all signals and for a file that is not imported."""
     if run.not_imported and not run.interruption.heard:
-        files = some(run.not_imported, MOST_FILES)
-        return f"a test file could not be imported, so its checks are missing: {files}"
+        return f"a test file could not be imported, so its checks are missing: {some(run.not_imported, MOST_FILES)}"
     if status == INTERRUPTED and run.interruption.overdue:
         return DEADLINE
     if status == INTERRUPTED and run.interruption.deadly:

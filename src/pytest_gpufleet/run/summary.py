@@ -186,7 +186,6 @@ def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
 def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
     """Of a run with a verdict. `sha256`: of its evidence, `report_sha256`: of its page. `runs`: the nodes' own."""
     own = HostRun(record.run.host, sha256, record)
-    failed = over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ())
     return Summary(
         SCHEMA,
         cast(VerdictWord, record.verdict),
@@ -204,7 +203,7 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.described(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
         tuple(_fault(fault, record) for fault in all_faults(record)),
-        failed,
+        over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ()),
         tuple(map(_finding, record.findings)),
         tuple(
             _part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in basis.unused(record)

@@ -105,10 +105,9 @@ def grades(counts: Mapping[Grade, int]) -> str:
 
 def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, str]]:
     """What was held against a limit of a lower grade than --fleet-basis asks for, and that in words."""
-    graded = ((each, judged_by(each)) for each in findings if each.required)
     return [
         (each, say(TOO_LOW, grade=say(IN_WORDS[grade]), wanted=say(IN_WORDS[wanted])))
-        for each, grade in graded
+        for each, grade in ((each, judged_by(each)) for each in findings if each.required)
         if grade and GRADES.index(grade) > GRADES.index(wanted)
     ]
 

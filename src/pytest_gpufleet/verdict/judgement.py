@@ -81,8 +81,7 @@ def judge(
         except NoPeak as why:
             unknown = str(why) == UNKNOWN_NETWORK
             no_limit = str(why) if unknown else f"{no_limit}; nor do the facts of the hardware make one: {why}"
-    finding = Finding(check, measurement, limit=limit, required=required, tolerances=tolerances)
-    return held(finding, topology, no_limit)
+    return held(Finding(check, measurement, limit=limit, required=required, tolerances=tolerances), topology, no_limit)
 
 
 def judged_by(

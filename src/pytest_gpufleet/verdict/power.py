@@ -131,8 +131,7 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     links = int(profile.facts.get("nvlinks", 0))
     kind, fabric = (f"NV{links}", "nvswitch") if links else ("PHB", "pcie")
     rows = tuple(tuple("X" if i == j else kind for j in range(gpus)) for i in range(gpus))
-    every = tuple(Gpu(index, facts) for index in range(gpus))
-    topology = GpuTopology(every, rows, fabric if gpus > 1 else "none")
+    topology = GpuTopology(tuple(Gpu(index, facts) for index in range(gpus)), rows, fabric if gpus > 1 else "none")
     suite, findings = shipped(), []
     for among in sorted({1, nodes}):
         checks = [suite.checks[name] for name in suite.required(level, among)]
@@ -146,8 +145,7 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
                 elif METRICS[metric].peer_tolerance is not None:  # of each GPU, or of an adapter of each
                     places = [gpu(index, node) for node in range(among) for index in range(gpus)]
                 each = Measurement(metric, dict.fromkeys(places, 1.0), under, definition=metric_under(metric, under))
-                judged = judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count)
-                findings.append(judged)
+                findings.append(judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count))
     return of_findings(findings)
 
 

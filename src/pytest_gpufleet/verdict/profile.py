@@ -290,8 +290,7 @@ def holds(limit: Limit, measurement: Measurement, fabric: str, part: str = "") -
 @cache
 def shipped() -> tuple[Profile, ...]:
     """The profiles that come with this package, one a GPU model."""
-    paths = sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU})
-    return tuple(load(path, given=False) for path in paths)
+    return tuple(load(path, given=False) for path in sorted(set(_HERE.glob("*.toml")) - {_HERE / EVERY_GPU}))
 
 
 @cache

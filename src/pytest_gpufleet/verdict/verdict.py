@@ -70,8 +70,7 @@ def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
             when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
             unseen.append(": ".join(filter(None, (when, fault.described(record.topology.identity)))))
     if seen - disturbed or swallowed or unseen:
-        missed = [f"{check} missed a limit" for check in sorted(swallowed)]
-        return "REJECTED", failed, unseen + missed + cut_short
+        return "REJECTED", failed, [*unseen, *(f"{check} missed a limit" for check in sorted(swallowed)), *cut_short]
     return ("INCOMPLETE", [], reasons(missing, record)) if missing else ("ACCEPTED", [], [])
 
 

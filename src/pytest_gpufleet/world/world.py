@@ -187,8 +187,7 @@ class Pool:
                 until = min(until, self.clock() + GRACE_SECONDS)
         for rank, outcome in sorted(answers.outcomes.items()):
             for curve in outcome.losses:
-                place = curve.place or self.specs[rank].place
-                self.on_event(Losses(curve=msgspec.structs.replace(curve, place=place)))
+                self.on_event(Losses(curve=msgspec.structs.replace(curve, place=curve.place or self.specs[rank].place)))
         if answers.failed or missing:
             raise diagnose(self.engine, self.specs, call, answers, timeout)
         return answers.outcomes
@@ -304,8 +303,7 @@ class World:
         named = dict(zip(kwargs, sized[len(args) :], strict=True))
         work = calls.pack_work(function, tuple(sized[: len(args)]), named)
         nodes = tuple(self._pool.specs[rank].node for rank in ranks)
-        call = Call(calls.describe(function), members, nodes, self._with_group, work)
-        results = self._pool.call(call, timeout)
+        results = self._pool.call(Call(calls.describe(function), members, nodes, self._with_group, work), timeout)
         return [[results[rank] for rank in group] for group in members]
 
     @contextlib.contextmanager

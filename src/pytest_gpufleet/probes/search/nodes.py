@@ -445,8 +445,7 @@ def hanging(group: Group, hangs: Callable[[Group], bool]) -> Group:
 
     def last(nodes: Group, also: Group = ()) -> int:
         """Of the shortest beginning of `nodes` that hangs."""
-        counts = range(1, len(nodes))
-        return nodes[bisect_left(counts, True, key=lambda count: hangs(nodes[:count] + also))]
+        return nodes[bisect_left(range(1, len(nodes)), True, key=lambda count: hangs(nodes[:count] + also))]
 
     if not hangs(group):
         return ()

@@ -152,8 +152,7 @@ class Below:
 
     def _render(self) -> RenderableType:
         self._console.size = self._size()
-        half = [Text.from_ansi(line) for line in (*self._above, self._half) if line]
-        return Group(*half, self._shown())
+        return Group(*[Text.from_ansi(line) for line in (*self._above, self._half) if line], self._shown())
 
     def _size(self) -> Any:
         return os.get_terminal_size(self._stream.fileno())

@@ -93,8 +93,7 @@ def _host(row: HostRow) -> list[Line]:
     lines += [line for gpu in row.named for line in wrapped(gpu.identity, "    ", BAD)]
     below = beside(row)
     for each in row.slow[:1]:
-        some = wording.places([on_node(one.place, 0) for one in each.places])
-        at = "all of its places" if each.everywhere else some
+        at = "all of its places" if each.everywhere else wording.places([on_node(one.place, 0) for one in each.places])
         more = f", and {wording.count(len(row.slow) - 1, 'measurement')} more" if len(row.slow) > 1 else ""
         worse = wording.percent(each.worst.worse)
         below.append(f"{each.figure.metric.title} of {at} {worse} worse than the fleet's peers{more}")
@@ -194,9 +193,8 @@ def summary_lines(
 
 
 def _left_open(record: Record) -> str:
-    suite = any(map(record.suite.contains, record.checks))
     # Of own checks nobody asked for the suite.
-    points = counted(gaps(record)) if suite or not record.run.rehearsal else []
+    points = counted(gaps(record)) if any(map(record.suite.contains, record.checks)) or not record.run.rehearsal else []
     text = "Left open: {points} (the report lists each with its reason)"
     return say(text, points=say(", ").join(points)) if points else ""
 
@@ -260,8 +258,7 @@ def of_check(record: Record, check_id: str, findings: Iterable[Finding]) -> str:
         value, limit, margin, where = texts(finding, record.hosts)
         held = f" ({', '.join(filter(None, (limit, margin)))})" if limit else ""
         lines.append(f"    {finding.state}: {named(finding)}: {value}{held}, {where}")
-    said = message(check).whole or message(check).head
-    return _joined([*lines, *(f"    {line}" for line in said.splitlines())])
+    return _joined([*lines, *(f"    {line}" for line in (message(check).whole or message(check).head).splitlines())])
 
 
 def ending(record: Record, folder: str) -> str:

@@ -174,8 +174,7 @@ def _slow(alike: _Alike, comparisons: int) -> list[SlowPlaces]:
         for node, places in by_node.items()
         if (left := [place for place in places if place not in known]) and (len(places) > 1 or alike.lone is not None)
     }
-    of_host = healthy.sd(min(map(len, by_node.values())))
-    for host in beside_most(figure, medians, of_host, comparisons, matters):
+    for host in beside_most(figure, medians, healthy.sd(min(map(len, by_node.values()))), comparisons, matters):
         node = host.place.parts[0].node
         if alike.lone in (None, node):
             at_home = {("", place): value_at[place] for place in by_node[node]}

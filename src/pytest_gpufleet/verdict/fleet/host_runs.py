@@ -260,8 +260,7 @@ def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Col
             no_gpu = Said("a rehearsal on CPU ranks, which says nothing about any GPU")
             gaps.append(Gap("rehearsal", (run.host,), no_gpu))
         elif run.record.verdict == "INCOMPLETE":
-            why = next(iter(run.record.reasons), Said("it does not say why"))
-            gaps.append(Gap("incomplete", (run.host,), why))
+            gaps.append(Gap("incomplete", (run.host,), next(iter(run.record.reasons), Said("it does not say why"))))
     return gaps
 
 
