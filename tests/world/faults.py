@@ -129,12 +129,12 @@ def answers(garbage, then):
     """In the place of its answer the rank sends this, and does `then`."""
 
     def act(rank):
-        def send(end, parcel):
+        def send(message, end):
             if garbage:
                 end.sendall(garbage)
             then()
 
-        channel.send = send
+        channel.Message.send = send
 
     return act
 

@@ -23,7 +23,7 @@ def test_what_a_rank_sent_comes_before_its_end_whatever_it_has_not_read(ends):
     controller, rank = ends
     channel.offer(controller, Message(b"unread"))
     for parcel in (b"one", LARGE[1:]):
-        channel.send(rank, parcel)
+        channel.Message(parcel).send(rank)
     rank.close()
     assert channel.received(controller) == [b"one", LARGE[1:]]
     with pytest.raises(EOFError):
@@ -33,7 +33,7 @@ def test_what_a_rank_sent_comes_before_its_end_whatever_it_has_not_read(ends):
 def test_a_large_parcel_lies_in_memory_until_all_have_read_it(ends):
     controller, rank = ends
     before = os.listdir("/proc/self/fd")
-    channel.send(rank, LARGE)
+    channel.Message(LARGE).send(rank)
     assert channel.received(controller) == [LARGE]
     channel.offer(controller, message := Message(LARGE))
     channel.offer(controller, message)  # another rank's

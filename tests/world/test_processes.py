@@ -180,7 +180,7 @@ def asked_for_a_rank(server, main, before=lambda: None, after=lambda: None):
 
 def has_a_child(connection):
     child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    channel.send(connection, pickle.dumps((os.getpid(), child.pid)))
+    channel.Message(pickle.dumps((os.getpid(), child.pid))).send(connection)
     time.sleep(3600)
 
 
@@ -196,7 +196,7 @@ def test_the_fork_server_ends_everything_when_its_controller_is_gone_without_hea
 
 
 def lists_its_modules(connection):
-    channel.send(connection, pickle.dumps([name for name in sys.modules if name.startswith("idle_")]))
+    channel.Message(pickle.dumps([name for name in sys.modules if name.startswith("idle_")])).send(connection)
 
 
 @pytest.mark.parametrize("asked_first", [False, True])

@@ -23,7 +23,6 @@ from pytest_gpufleet.verdict.reading import read
 
 State = tuple[str, tuple[Reason, ...]]  # a node by the name that the site has for it, and why it failed, if it did
 MOST_CODES = 5
-MOST_CHARACTERS = 1024  # of a message in the status of a node
 
 
 def _states(fleet: Fleet, most: str) -> list[State]:
@@ -51,7 +50,7 @@ def _states(fleet: Fleet, most: str) -> list[State]:
 
 def _messages(reasons: tuple[Reason, ...]) -> str:
     text = "; ".join(f"{each.code} {each.name}: {each.message}" for each in reasons)
-    return text[:MOST_CHARACTERS] or "gpufleet: ACCEPTED"
+    return text[:1024] or "gpufleet: ACCEPTED"  # characters in the status of a node
 
 
 def _slurm(states: list[State]) -> Iterator[str]:

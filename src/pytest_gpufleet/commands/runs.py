@@ -112,9 +112,6 @@ def report(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str,
     return 0, {"verdict": record.verdict, **({"text": text} if given.text else {"files": [*map(str, files)]})}
 
 
-FILE_COLUMNS = 160  # where the output is no terminal, which would say how wide it is
-
-
 @command.subcommand(
     "compare runs: one node over time, or many nodes of one GPU model, and name the outliers",
     command.folder("first", help="the folder of a run"),
@@ -143,7 +140,7 @@ def compare(given: argparse.Namespace) -> int:
             command.write(given.output, several_runs.page(found))
     console = command.new_console(highlight=False)
     if not console.is_terminal:
-        console.width = FILE_COLUMNS
+        console.width = 160  # columns in a file
     with command.printing():
         if given.json:
             print(json.dumps(several_runs.document(found)))

@@ -175,8 +175,7 @@ def slowdowns(before: Gpu, gpu: Gpu, seen: int) -> list[Fault]:
 
 
 def held_clocks(gpu: Gpu, seen: ClocksUnderLoad) -> list[Fault]:
-    """Clocks that somebody holds low. Heat and the power brake excuse the SM clock, and so does a reached power
-    limit."""
+    """Clocks that somebody holds low. Heat, the power brake and a reached power limit excuse the SM clock."""
     reached = CLOCKS_REACHED if gpu.of_data_centre else CLOCKS_REACHED_ELSEWHERE
     faults = unreadable(gpu, ["sm_clock_max_mhz", "memory_clock_max_mhz"])
     limit, shared = gpu.power_limit_watts or 0.0, any(name in gpu.name for name in SHARED_POWER)

@@ -33,7 +33,6 @@ from pytest_gpufleet.verdict.outliers import figure_of
 
 __tracebackhide__ = True  # of no frame of this module is anything shown to who reads why a check failed
 T = TypeVar("T")
-MOST_SILENT = 8  # nodes in a sentence
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,8 @@ def expect_host(machine: Machine, fact: HostFact[Any], wanted: Any, *, code: str
 
 
 def of_host(read: Callable[[str], Any], fact: HostFact[T], read_before: bool = False) -> T:
-    """A fact of the host: `read` is machine.now or machine.host.get. Ends the check as not applicable where the machine
-    has no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began).
-    """
+    """A fact of the host, by machine.now or machine.host.get (`read`). Ends the check as not applicable where there is
+    no such thing; as not judged where it cannot be read, or no longer (`read_before`: it was when the run began)."""
     value = fact.of({fact.name: read(fact.name)})
     if isinstance(value, Missing):
         if read_before:
@@ -131,7 +129,7 @@ def rdma_rails(nodes: Sequence[Node]) -> dict[int, str]:
     if silent := {number: why for number, why in found.items() if isinstance(why, Missing)}:
         absent = len(silent) == len(found) and all(why.absent for why in silent.values())
         texts = [f"node {number}: {why}" for number, why in silent.items()]
-        (not_applicable if absent else not_judged)(some(texts, MOST_SILENT, "; "))
+        (not_applicable if absent else not_judged)(some(texts, 8, "; "))
     machines = [machine for machine, _ in there.values()]
     if not (rails := rdma.rails([network_ports.ports_of(each.host) for each in machines], machines[0].gpus)):
         not_applicable("these nodes have no active InfiniBand or RoCE port of one name")

@@ -98,9 +98,7 @@ def lacking(
             return f"needs compute capability {wanted}, GPU {gpu.index} has {found}"
     if 0 < size < ranks:  # without any, the test's fixtures say what is wrong
         return f"needs {ranks} ranks, this run has {size}"
-    if nodes_here < nodes:
-        return f"needs {nodes} nodes, this run has {nodes_here}"
-    return ""
+    return f"needs {nodes} nodes, this run has {nodes_here}" if nodes_here < nodes else ""
 
 
 # Tests that need the host to themselves: on nodes of one run that are one host, and in runs beside each other there,

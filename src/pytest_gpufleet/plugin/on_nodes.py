@@ -76,9 +76,6 @@ def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, 
     return found.faults
 
 
-MOST_TEXTS = 2  # of all that keeps two nodes apart
-
-
 def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]:
     """Which nodes cannot write to each other by RDMA, through each of these ports. The run goes on without: NCCL would
     hang. A node that cannot whatever others do is named for itself."""
@@ -95,7 +92,7 @@ def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]
             texts[min(a, b), max(a, b)].append(f"{hosts[a]} to {hosts[b]}, {one.why}")
             if one.alone is not None:
                 alone[one.alone] = one.why
-        return {pair: some(each, MOST_TEXTS, "; ") for pair, each in texts.items()}
+        return {pair: some(each, 2, "; ") for pair, each in texts.items()}
 
     found = nodes.who_is_cut_off(run.cluster.alive, hosts, reached, with_first=False)
     if alone:

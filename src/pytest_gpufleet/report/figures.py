@@ -25,7 +25,6 @@ from pytest_gpufleet.verdict import basis
 Sources = dict[tuple[str, str], int]
 Column = TypeVar("Column", bound=Hashable)
 
-FEWEST_SIZES = 3
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 LIKE_PEERS = "consistent with peers"
 
@@ -43,7 +42,7 @@ def figure_tables(findings: Sequence[Finding], sources: Sources, hosts: wording.
         for each in of_names[name]:
             at = each.measurement.values
             of_gpus = len(at) > 1 and all(isinstance(place, Place) and place.is_device for place in at)
-            curve = len(sizes - {0}) >= FEWEST_SIZES and at.keys() == {WORLD} and size_of(each) > 0
+            curve = len(sizes - {0}) >= 3 and at.keys() == {WORLD} and size_of(each) > 0
             (by_gpu if of_gpus and not _spans_nodes(each) else curves if curve else singly).append(each)
         columns = _pages(sorted({place for each in by_gpu for place in each.measurement.values}))
         result += [_a_row_each(by_gpu, places, sources, hosts) for places in columns]

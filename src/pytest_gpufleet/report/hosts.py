@@ -30,7 +30,6 @@ OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
 GRAVITY = [*failures.SYMBOLS]  # the gravest first
 WRONG_BITS = ("matmul_wrong", "matmul_nondeterministic", "gpu_bits_differ")
 SCHEMA = 1
-MOST_SAID = 6  # of a node, by checks between them
 FIGURES = ("limit_missed", "slower_than_peers")
 MOST_FIGURES = 12  # of a host
 MOST_PLACES = 4  # of a figure
@@ -207,7 +206,7 @@ def rows(record: Record, fleet: Fleet) -> list[HostRow]:
             elif state in ("ok", "") and not nobody.isdisjoint(group.checks):  # nobody is named who could be: any may
                 state = "unclear"
             cells[group.title] = state
-        found.append(replace(row, cells=cells, said=said[node][:MOST_SAID], serial=record.node(node).serial))
+        found.append(replace(row, cells=cells, said=said[node][:6], serial=record.node(node).serial))
     return found
 
 

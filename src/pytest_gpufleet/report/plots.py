@@ -131,7 +131,6 @@ def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
 
 # ---------------------------------------------------------------- curves
 
-MOST_PANELS = 24
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 COLUMNS = 3
 
@@ -142,7 +141,6 @@ SIZES: dict[str, tuple[int, str, Callable[[float], str]]] = {
     "batch": (3, "batch of each GPU", wording.number),
 }
 PANEL = ("collective", "operation", "recipe")  # the first of these that a figure has gives it its panel
-CURVE_HEIGHT = 1.35
 MEASURED, HEALTHY = "measured", "published for a healthy machine"  # in the legend
 CIRCLE: Any = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "linestyle": ""}
 
@@ -168,7 +166,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             lines = by_size(some, zip(at, names, strict=True), key)
             by_panel = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if by_panel:
-                metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:MOST_PANELS])
+                metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:24])
                 caption = say("{metric} against {what}", metric=wording.capitalised(say(metric.title)), what=say(label))
                 said = {text: say(text) for text in (label, MEASURED, HEALTHY)}
                 said |= dict(zip(names, _line_names(some, at, key), strict=True))
@@ -203,7 +201,7 @@ def _curves_svg(shown: Panels, key: str, caption: str, metric: Metric, said: Map
         handles.append(Line2D([], [], color=INK, label=HEALTHY, **CIRCLE))
     handles = handles if len(handles) > 1 else []
     with style(f"{metric.name} against {key}"):
-        figure, axes = panels(len(shown), COLUMNS, CURVE_HEIGHT, legend=bool(handles))
+        figure, axes = panels(len(shown), COLUMNS, 1.35, legend=bool(handles))
         for number, (each, (panel, lines)) in enumerate(zip(axes, shown.items(), strict=True)):
             for name, line in lines:
                 # Logarithms on a plain axis: matplotlib's own logarithmic axis takes twice as long.
@@ -250,7 +248,6 @@ DASH = 0.004  # of the axis: a line begins so much early, so that a value that s
 LINE_STYLES = ("-", "--", ":", "-.")  # where there are more GPUs than colours
 # Seconds between two ticks of the time axis, the finest that gives few enough of them.
 TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
-MOST_TICKS = 9
 HOUR = 3600
 # Below the time axis: of a run of minutes, and of one of two hours and more.
 MINUTES, HOURS = "minutes:seconds since {time} UTC", "hours:minutes since {time} UTC"
@@ -333,7 +330,7 @@ def _svg(shown: Mapping[Quantity, Mapping[Place, Points]], stripes: Spans, start
         whole, rest = divmod(round(seconds), HOUR if hours else 60)
         return f"{whole}:{rest // 60 if hours else rest:02}"
 
-    at_ticks = range(0, int(length) + 1, next((tick for tick in TICKS if length / tick <= MOST_TICKS), 86400))
+    at_ticks = range(0, int(length) + 1, next((tick for tick in TICKS if length / tick <= 9), 86400))
     since = Said(HOURS if hours else MINUTES, time=f"{datetime.fromtimestamp(start, timezone.utc):%H:%M:%S}")
     said = {text: say(text) for text in (since, *(name for name, _, _ in stripes))}
     above = LABELS_HEIGHT + LEGEND_LINE * (max(map(len, shown.values())) // LEGEND_COLUMNS)

@@ -128,7 +128,6 @@ LAST_SECONDS = 10.0  # for the supervisor, where the run has not done it
 KILL_SECONDS = 3.0  # for what is killed to be gone
 TURN_SECONDS = 0.2  # between two looks, where no signal tells
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: Ctrl-C on a terminal, which all its processes get
-PATH_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | N
         status = None
     with os.fdopen(reading, "rb") as file:
         os.set_blocking(reading, False)
-        folder = file.read(PATH_BYTES)
+        folder = file.read(4096)
     return status, Path(os.fsdecode(folder)) if folder else None
 
 

@@ -208,7 +208,6 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
-MOST_FILES = 3
 TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
 
 
@@ -272,7 +271,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
 def _cut_short(run: Run, status: int) -> str:
     """Why the session did not end; pytest has one exit status for all signals and for a file that is not imported."""
     if run.not_imported and not run.interruption.heard:
-        return f"a test file could not be imported, so its checks are missing: {some(run.not_imported, MOST_FILES)}"
+        return f"a test file could not be imported, so its checks are missing: {some(run.not_imported, 3)}"
     if status == INTERRUPTED and run.interruption.overdue:
         return DEADLINE
     if status == INTERRUPTED and run.interruption.deadly:

@@ -30,7 +30,6 @@ PART_BYTES = 1 << 18  # of a file at most
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
 PART_SECONDS = 10.0
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end
-UNFETCHED = ".part"
 TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
 LONGEST_TURN_SECONDS = 2.0
 TIMES_THE_MEDIAN = 5
@@ -221,7 +220,7 @@ class NodeRuns:
         """A full disk, a node that is gone: the verdict says that a file is not here."""
         assert run.ended is not None
         for name in BROUGHT:
-            temporary, here = run.folder / f"{name}{UNFETCHED}", 0
+            temporary, here = run.folder / f"{name}.part", 0
             if not (size := run.ended.files.get(name)):
                 continue
             try:

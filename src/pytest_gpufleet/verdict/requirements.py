@@ -29,7 +29,6 @@ LineTable = table_type(
 ListTable = table_type("RequirementList", {"name": Text, "requirement": list[LineTable]})  # type: ignore[valid-type]
 
 State = Literal["met", "missed", "not judged", "out of scope"]
-NOT_RUN = "not run"
 OF_RANKS = "CPU ranks stood in for GPUs"
 
 
@@ -120,7 +119,7 @@ def _of_check(name: str, runs: Sequence[Record], opened: Mapping[str, str], bad:
     wanted = suite.cases(name) if name in suite.checks else [name] if not begun or "[" in name else []
     why = next((opened[case] for case in (*begun, *wanted) if case in opened), "")
     if why or {*wanted} - begun:
-        return "not judged", why or NOT_RUN
+        return "not judged", why or "not run"
     if all(each.outcome == "not applicable" for each in named):
         return "none", named[0].message
     return "met", ""

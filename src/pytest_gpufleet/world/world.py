@@ -29,7 +29,6 @@ MIN_START_SECONDS = 60.0
 SECONDS_A_RANK = 0.1  # for all to meet at one store
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
-SILENT_SECONDS = 30.0  # that a call may take before somebody wonders
 TURN_SECONDS = 0.5  # between two looks at whether another thread stops the world, and how long a call has taken
 
 
@@ -169,7 +168,7 @@ class Pool:
         """The outcome of each rank. RankFailure if one fails or is late, RuntimeError if another thread stops all.
         `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
         answers, missing, graceful = Answers(), {*call.ranks}, True
-        began, remaining, said_after = self.clock(), timeout, SILENT_SECONDS
+        began, remaining, said_after = self.clock(), timeout, 30.0
         until = began + timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:

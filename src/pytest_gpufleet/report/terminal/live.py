@@ -74,7 +74,6 @@ def _text(content: str, style: str = "") -> Text:
     return Text(wording.clean(content), style, no_wrap=True, overflow="crop")
 
 
-LINES_LEFT = 8  # for the others, at least
 TURN_SECONDS = 1.0
 
 
@@ -162,23 +161,21 @@ def has_room(stream: TextIO, lines: int) -> bool:
     """Whether it is a terminal that can draw, and has so many lines beside those of others."""
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
-    return os.get_terminal_size(stream.fileno()).lines >= lines + LINES_LEFT
+    return os.get_terminal_size(stream.fileno()).lines >= lines + 8  # for the others, at least
 
 
 # ---------------------------------------------------------------- the running check
 
-STALE_SECONDS = 3600
 TAIL = 16 << 20  # bytes: some hours of telemetry, which says nothing of checks
 BAR = 12  # characters
 
 
 def running_check(folder: Path) -> str:
-    """The check that the newest run with its evidence under `folder` is at, as far as the end of that says; "" if no
-    run is on."""
+    """The check that the newest run under `folder` is at, by the end of its evidence; "" if no run is on."""
     try:
         found = [(path.lstat().st_mtime, path) for path in folder.glob("*/evidence.jsonl")]
         modified, path = max(found, default=(0.0, None))
-        if path is None or time.time() - modified > STALE_SECONDS:
+        if path is None or time.time() - modified > 3600:  # seconds
             return ""
         with safe_files.open_regular(path) as file:  # the folder may be another user's
             file.seek(max(0, path.lstat().st_size - TAIL))
@@ -208,9 +205,6 @@ def _time(done: float, whole: float) -> str:
     return f"{done_of}, {left} left"
 
 
-EVERY_SECONDS = 60.0
-
-
 def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) -> Callable[[float, Sample | None], None]:
     """tell(seconds done, latest sample) writes a line, once a minute; nothing while it is `shown_elsewhere`."""
     due = 0.0
@@ -220,7 +214,7 @@ def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) ->
         if done < due or shown_elsewhere():
             return
         lead = "" if due else "\n"  # ends the line that pytest has begun
-        due = done + EVERY_SECONDS
+        due = done + 60.0  # seconds
         state = [_time(done, whole)]
         for name, unit in (("temperature_c", "°C"), ("power_watts", "W")):
             readings = [of.get(name) for of in sample.gpus] if sample else []

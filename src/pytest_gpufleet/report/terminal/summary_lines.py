@@ -71,7 +71,6 @@ def first_few(
 
 
 MOST_HOSTS = 20
-MOST_FLEET_REASONS = 12
 
 
 def fleet_lines(fleet: Fleet) -> list[Line]:
@@ -79,7 +78,7 @@ def fleet_lines(fleet: Fleet) -> list[Line]:
     stands_on = basis.in_words(fleet.grades) if fleet.verdict == "ACCEPTED" else ""
     headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
     lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)
-    lines += first_few([wrapped(reason, "  - ") for reason in fleet.reasons], MOST_FLEET_REASONS, "  - ")
+    lines += first_few([wrapped(reason, "  - ") for reason in fleet.reasons], 12, "  - ")
     if wrong := [_host(row) for row in host_rows(fleet) if row.wrong]:
         lines += [(f"Hosts to look at: {len(wrong)}", HEADING), *first_few(wrong, MOST_HOSTS, "  ")]
     return lines
@@ -108,10 +107,6 @@ def _indented(texts: Iterable[str]) -> list[Line]:
 
 
 SCREEN = 40  # lines
-MOST_NODE_REASONS = 6
-MOST_FAULTS = 2  # of a node
-MOST_CHECKS = 3
-TWO_LINES = 2 * WIDTH - 8
 
 
 def node_lines(record: Record) -> list[Line]:
@@ -119,13 +114,13 @@ def node_lines(record: Record) -> list[Line]:
     lines = wrapped(headline(record), "", stamp(record).markup)
     lines += [*wrapped(say("; ").join(nodes_in_words(record)), "  "), *wrapped(why(record), "  ")]
     against = [wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)]
-    lines += first_few(against, MOST_NODE_REASONS, "  - ")
+    lines += first_few(against, 6, "  - ")
     lines += table_lines(narrow(group_table(record)))
     # The checks between nodes that failed, with what was found out about each.
     said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}
     failed = failures(record, said)
     below: list[Line] = [(say("Failed checks between nodes: {count}", count=len(failed)), HEADING)] if failed else []
-    for failure in failed[:MOST_CHECKS]:
+    for failure in failed[:3]:
         texts = (*failure.causes, *(message.head for message in failure.messages))[:1]
         below += [*wrapped(_short(failure.title), "  ", BAD), *_indented(map(_short, texts))]
     below += wrapped(_short(_left_open(record)), "", {"yellow": True})
@@ -152,15 +147,15 @@ def _node(record: Record, node: int, state: str) -> list[Line]:
         if any(part.node == node for at in fault.subjects for part in at.parts):
             texts.append(fault.described(record.topology.identity))
     head = wrapped(f"{record.hosts[node]}{serial}{say(': ')}{say(state)}", "  ", BAD)
-    return head + _indented(map(_short, [*dict.fromkeys(texts)][:MOST_FAULTS]))
+    return head + _indented(map(_short, [*dict.fromkeys(texts)][:2]))
 
 
 def _short(text: str) -> str:
-    return textwrap.shorten(wording.clean(text), TWO_LINES, placeholder=" ...")
+    """In two lines at most."""
+    return textwrap.shorten(wording.clean(text), 2 * WIDTH - 8, placeholder=" ...")
 
 
 MOST_FAILURES = 100
-MOST_MISSES = 3  # of one check
 MOST_LINES = 8  # of what it said: a line a GPU
 
 
@@ -220,7 +215,7 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
             text = say("source of the limit: {kind}, {source}", kind=say(miss.kind), source=miss.source)
             lines += wrapped(text, "      ")
         misses.append(lines)
-    result += first_few(misses, MOST_MISSES, "    ", "measurement")
+    result += first_few(misses, 3, "    ", "measurement")
     texts = (textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip())
     result += first_few([wrapped(text, "    ") for text in texts], MOST_LINES, "    ", "line", "which the report shows")
     result += _indented(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items())
@@ -228,7 +223,6 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
 
 
 # report.txt and `gpufleet report --text`: a run as text. Its beginning and its checks are there while it goes on.
-WIDEST = 400  # columns of a matrix of links
 
 
 def software(record: Record) -> list[str]:
@@ -240,7 +234,7 @@ def software(record: Record) -> list[str]:
     kinds = {cell.text for row, each in enumerate(links.rows) for at, cell in enumerate(each.cells) if row != at}
     if len(kinds) == 1:
         return [*lines, f"links: {kinds.pop()} between every two GPUs"]
-    return [*lines, *(line for line, _ in table_lines(links, WIDEST))]
+    return [*lines, *(line for line, _ in table_lines(links, 400))]
 
 
 def beginning(record: Record) -> str:

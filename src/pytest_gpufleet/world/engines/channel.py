@@ -11,7 +11,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-READS = 16  # at a time: more than a socket holds, and a peer that never stops sending keeps nobody here
 PARCEL, MEMORY = b"p", b"m"
 INLINE_BYTES = 32 * 1024  # a larger parcel travels as memory: a socket has to hold a few that nobody reads
 
@@ -55,7 +54,7 @@ def offer(end: socket.socket, message: Message) -> None:
 def received(end: socket.socket) -> list[bytes]:
     """In the controller, what has come. EOFError once the rank's end is closed and all is read, or Garbled."""
     parcels: list[bytes] = []
-    for _ in range(READS):
+    for _ in range(16):  # more than a socket holds, and a peer that never stops sending keeps nobody here
         try:
             text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
         except BlockingIOError:

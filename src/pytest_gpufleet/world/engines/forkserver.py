@@ -26,7 +26,6 @@ from pytest_gpufleet.world.engines import channel, processes
 
 REQUEST = struct.Struct("=q")  # a number, with a descriptor: the rank's end of the connection
 KILL_SECONDS = 1.0
-ENDING_SECONDS = 10.0  # after the controller
 NEWS = struct.Struct("=qq?q")  # number of the request, process id, whether it has ended, its exit status
 # The controller's sys.path first: the package may be importable by that alone.
 BOOT = (
@@ -151,7 +150,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
                 os.close(descriptor)
             (requests[pid],) = REQUEST.unpack(datagram)
             tell(NEWS.pack(requests[pid], pid, False, 0))
-    processes.end(lambda: processes.started_by(os.getpid()), ENDING_SECONDS)
+    processes.end(lambda: processes.started_by(os.getpid()), seconds=10.0)
     os._exit(0)
 
 

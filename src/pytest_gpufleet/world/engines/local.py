@@ -28,7 +28,6 @@ PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 STACK_SECONDS, STACK_TURN_SECONDS = 0.3, 0.02  # for ranks to write their stacks, and between two looks at it
-END_SECONDS = 1.0  # for ranks to go when the controller ends
 # What ranks find in their environment unless the controller has something else there.
 # CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. The heartbeat is torch's own deadline for a stuck NCCL
 # watchdog; ours comes first.
@@ -241,7 +240,7 @@ class LocalEngine:
 
     def end(self) -> None:
         """End the ranks, and the process that they are forked from."""
-        self.kill(END_SECONDS)
+        self.kill(timeout=1.0)
         if self._server is not None:
             self._server.kill()
             self._server = None
