@@ -30,7 +30,7 @@ def plant(rank, fault):
         taken = genuine(self, copies, warm_up, timed, meet)
         if fault == "a bit is flipped" and rank.index == 2:
             last = copies[-1]
-            ctypes.c_uint8.from_address(last.destination + last.nbytes - 1).value ^= 4
+            ctypes.c_uint8.from_address(last[0] + last[2] - 1).value ^= 4
         return taken
 
     HostCopier.seconds = seconds
@@ -44,9 +44,9 @@ def count(rank):
 
     def seconds(self, copies, warm_up, timed, meet=None):
         genuine(self, copies, warm_up, timed, meet)
-        owner = ctypes.c_int64.from_address(copies[0].source).value
+        owner = ctypes.c_int64.from_address(copies[0][1]).value
         met = 100_000 if meet else 0
-        return copies[0].nbytes / 1e9 / (10 * (rank.index + 1) + owner + 1 + 1000 * len(copies[1:]) + met)
+        return copies[0][2] / 1e9 / (10 * (rank.index + 1) + owner + 1 + 1000 * len(copies[1:]) + met)
 
     HostCopier.seconds = seconds
 

@@ -1,9 +1,7 @@
 """What NCCL makes of a network adapter between two GPUs of one machine.
 
-Two ranks to which only one adapter is left (no NVLink, no shared memory) exchange data through it, out and back in. So
-an adapter, its way to the GPUs and GPUDirect RDMA are measured without a second machine, as SuperBench (ib-loopback)
-and Azure's health checks (azure_nccl_allreduce_ib_loopback.nhc) do. That NCCL took this way is not believed but read:
-the port's own counters must have grown by what was sent.
+Two ranks to which only one adapter is left exchange data through it, as in SuperBench (ib-loopback) and Azure's health
+checks (azure_nccl_allreduce_ib_loopback.nhc). That NCCL took this way is read from the port's own counters.
 """
 
 import itertools
@@ -38,8 +36,8 @@ LOOPBACK_INTERFACE = Port("lo")
 @dataclass
 class Loopback:
     """GB/s of ports that sent to themselves, samples by name: one port after the other (`alone`), and those with ranks
-    of their own at the same time (`at_once`). `failed`: ports that could not, with why. `unseen`: ports whose own
-    counters did not grow by what was sent, so that nobody knows what was measured."""
+    of their own at the same time (`at_once`). `failed`: ports that could not, with why. `unseen`: of which nobody knows
+    what was measured, since their counters did not grow by it."""
 
     alone: dict[str, tuple[float, ...]] = field(default_factory=dict)
     at_once: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -51,8 +49,7 @@ Turn = dict[int, str]  # which pair of ranks takes which port
 
 
 def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:
-    """Send through each of these ports. Ranks are started afresh for it, a few times, since NCCL reads which adapter it
-    may use once. The last of an odd number does nothing."""
+    """Send through each of these ports, on ranks started for it: NCCL reads once which adapter it may use."""
     found = Loopback()
     for turn in turns(world, ports):
         with world.restarted(environments(world.size, turn)):
@@ -87,8 +84,7 @@ def environments(size: int, turn: Turn) -> list[dict[str, str]]:
 def adapter_bandwidth(
     figures: Mapping[str, Sequence[float]], every: Sequence[Port], method: str, nbytes: int
 ) -> Measurement:
-    """GB/s of ports by their names, as a measurement: places are numbers in `every`, all ports of the machine, and the
-    details have their names. Ports are held against their rate, or, where all slots carry less, against that."""
+    """GB/s of ports by their names; places are their numbers in `every`, and the details have the names."""
     numbers = {port.port: number for number, port in enumerate(every)}
     by_place = {Place(0, "nic", numbers.get(name, number)): name for number, name in enumerate(figures)}
     samples: dict[Where, tuple[float, ...]] = {place: tuple(figures[name]) for place, name in by_place.items()}
@@ -116,8 +112,7 @@ def _send(world: World, turn: Turn, into: dict[str, tuple[float, ...]], found: L
 
 
 def carried(before: tuple[int, int] | None, now: tuple[int, int] | None, reading: Reading, nbytes: int) -> bool:
-    """Whether a port has sent and received, between two readings of its counters, at least what both ranks sent in the
-    timed operations: in an all_reduce of two each sends all it has."""
+    """Whether a port has sent and received what both ranks sent in the timed operations: in an all_reduce each all."""
     least = 2 * nbytes * int(reading.details["iterations"]) * int(reading.details["runs"]) * len(reading.samples)
     return before is not None and now is not None and all(b - a >= least for a, b in zip(before, now, strict=True))
 

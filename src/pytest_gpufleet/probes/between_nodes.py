@@ -1,11 +1,8 @@
 """What nodes reach together: rails, pairs and groups of nodes, and how it changes with their number.
 
-A rail is the GPUs of the same index on all nodes, and the network adapters next to them.
-
-Within a rail nodes meet in pairs, in rounds that a seed mixes, and GPUs of a pair send to each other both ways at the
-same time: what each of them gets is the rate of its adapter, so the figure is the wire's, whatever NCCL's algorithms
-make of larger groups. A rail of one node is worth what it reaches with the best of its partners, which a slow partner
-cannot pull down. With one partner only the figure is that of the two.
+A rail is the GPUs of the same index on all nodes, and the network adapters next to them. Within it nodes meet in pairs,
+in rounds that a seed mixes, and send to each other both ways at the same time: what each gets is the rate of its
+adapter, whatever NCCL's algorithms make of larger groups.
 """
 
 import itertools
@@ -46,10 +43,9 @@ def without_nvlink(world: World) -> AbstractContextManager[None]:
     return world.restarted([{MNNVL: "0"}] * world.size) if nvlink_domains(world) else nullcontext()
 
 
-# Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs. Pairs meet
-# in rounds, mixed by a seed: every node is in one pair at a time, and all pairs of a round are measured at the same
-# time. Up to 16 nodes every pair comes to it; beyond, each node has four partners, whatever the number of nodes. Where
-# there are NVLink domains it has four in its own, and about as many outside.
+# Pairs and groups of nodes: what all GPUs of some nodes reach together, while other groups measure theirs. Up to 16
+# nodes every pair meets; beyond, each node has four partners, whatever the number of nodes. Where there are NVLink
+# domains it has four in its own, and about as many outside.
 
 Group = tuple[int, ...]  # of numbers of nodes
 COLLECTIVE = "all_reduce"  # by which pairs of nodes are published
@@ -69,8 +65,7 @@ def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
 
 
 def pairs_of_nodes(world: World, nbytes: int, seed: int) -> list[Measurement]:
-    """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce of `nbytes`.
-    Nodes with other numbers of GPUs have a measurement of their own."""
+    """Bus bandwidth of every pair of nodes, or of four rounds of them: all GPUs of both in one all_reduce."""
     rounds = meetings([*ranks_by_node(world)], nvlink_domains(world), seed)
     return _measured(world, rounds, nbytes, {"seed": seed, "rounds": len(rounds)})
 
@@ -89,15 +84,13 @@ def meetings(nodes: Sequence[int], domains: Sequence[Sequence[int]], seed: int) 
 
 
 def mixed(nodes: Sequence[int], domains: Iterable[Sequence[int]]) -> list[int]:
-    """One node of each NVLink domain after the other, so that all parts of this order have as many of each: what lies
-    between domains is slower by design."""
+    """One node of each NVLink domain after the other, so that all parts of this order have as many of each."""
     position = {node: index for members in domains for index, node in enumerate(members)}
     return sorted(nodes, key=lambda node: (position.get(node, 0), node))
 
 
 def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
-    """Bus bandwidth of groups of about sqrt(N) nodes in the order of their numbers, or mixed of all NVLink domains;
-    `details` say which."""
+    """Bus bandwidth of groups of about sqrt(N) nodes by number, or mixed of all NVLink domains; `details` say which."""
     rounds = squares(mixed([*ranks_by_node(world)], nvlink_domains(world)))
     hosts, groups = world.hosts, enumerate(itertools.chain(*rounds))
     names = {f"group{index}": ", ".join(hosts[node] for node in group) for index, group in groups}
@@ -242,8 +235,7 @@ def rail_pairs(
 ) -> tuple[dict[IndexPair, Samples], dict[str, Condition]]:
     """GB/s of this rank's pairs in some rounds, by indices of the group, and the conditions."""
     taken = swaps(rank, rounds, nbytes, RUN_SECONDS)
-    if rank.device.type == "cuda":
-        torch.cuda.empty_cache()  # the next check may need all memory
+    torch.cuda.empty_cache()  # the next check may need all memory
     rates = {pair: tuple(nbytes / each / 1e9 for each in samples) for pair, samples in taken.items()}
     return rates, network_conditions(rank)
 

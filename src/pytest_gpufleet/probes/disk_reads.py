@@ -16,21 +16,17 @@ from pytest_gpufleet.model.metric import GiB, KiB, Measurement, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 
 READ_SECONDS = 10  # in order, and as long again at random
-RATE_SECONDS = 5  # of each of the two again, to see how fast it goes
 QUEUE_DEPTH = 32
-SECONDS = 120  # in which 1 GiB is written at less than 15 MB/s
 IN_MEMORY = ("tmpfs", "ramfs")
 ANY_STATUS = tuple(range(256))
+SECONDS = 120  # in which 1 GiB is written at less than 15 MB/s
 # Around the page cache, which would give back what never reached the drive. Threads end with fio, processes would stay.
-ALL_JOBS = (
-    "--output-format=json", "--thread", "--direct=1", "--ioengine=libaio", f"--iodepth={QUEUE_DEPTH}",
-    "--verify_state_save=0",
-)  # fmt: skip
+ALL_JOBS = ("--thread", "--direct=1", "--ioengine=libaio", f"--iodepth={QUEUE_DEPTH}", "--verify_state_save=0")
 # Each 4 KiB has a checksum of its own, so that blocks of either size can be compared.
 COMPARED = ("--verify=crc32c", "--verify_interval=4k", "--verify_fatal=1")
 IN_ORDER, AT_RANDOM = ("--rw=read", "--bs=1M"), ("--rw=randread", "--bs=4k")
 # Comparing takes a processor longer than a fast drive needs to read, so rates are of jobs that do not.
-TIMED = ("--time_based", f"--runtime={RATE_SECONDS}")
+TIMED = ("--time_based", "--runtime=5")
 JOBS = (
     *("--name=written", "--rw=write", "--bs=1M", *COMPARED, "--do_verify=0", "--end_fsync=1"),
     *("--name=read in order", "--stonewall", *IN_ORDER, *COMPARED, f"--runtime={READ_SECONDS}"),
@@ -44,16 +40,14 @@ RATES = {
     "read at random again": ("drive_iops", "iops", 1.0, 4 * KiB),
 }
 
-
 Found = tuple[list[Fault], list[Measurement]]
 
 
 def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) -> Found:
     """Write `nbytes` to a file in this folder, read them in order and at random past the page cache, and compare; then
     read them again for drive_bandwidth (GB/s) and drive_iops of one thread. What was wrong, and the rates. The file has
-    no name, so that nothing of it is left, whatever becomes of this process. Not applicable without a folder, where it
-    lies on no drive, or its file system has no direct I/O; not judged without fio, or where it cannot be written or has
-    no room for twice as much."""
+    no name, so nothing of it is left. Not applicable without a folder, where it lies on no drive, or its system has no
+    direct I/O; not judged without fio, or where it cannot be written or has no room for twice as much."""
     if folder is None:
         not_applicable(NO_DISK_FOLDER)
     if shutil.which("fio") is None:
@@ -69,7 +63,7 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDWR | os.O_DIRECT))
             os.posix_fallocate(number, 0, nbytes)
             where = (f"--filename=/proc/{os.getpid()}/fd/{number}", f"--size={nbytes}")
-            printed = run("fio", *where, *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS)
+            printed = run("fio", "--output-format=json", *where, *ALL_JOBS, *JOBS, seconds=SECONDS, statuses=ANY_STATUS)
         # Before its JSON fio prints a line for each job that failed.
         return _found(json.loads(printed[printed.find("{\n") :])["jobs"], folder)
     except OSError as error:
@@ -96,8 +90,7 @@ def _file_system(device: int) -> str:
 
 
 def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> Found:
-    """Faults by the error numbers that fio gives for jobs (EILSEQ is its own for data that are others than were
-    written), and rates of jobs without any."""
+    """Faults by the error numbers of fio (EILSEQ: data are others than were written), and rates of jobs without any."""
     faults, figures = list[Fault](), list[Measurement]()
     for job in jobs:
         name, error = job["jobname"], job["error"]

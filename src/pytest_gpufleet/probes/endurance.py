@@ -147,22 +147,19 @@ def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     return Turn(rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else "")
 
 
-def _all_reduce(rank: Rank, seconds: float, *_: object) -> Turn:
-    return Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else "")
-
-
-def _patterns(rank: Rank, seconds: float, *_: object) -> Turn:
-    return Turn(trouble=memory.hold_patterns(rank, seconds).trouble)
-
-
 # By name its share of the time, the fault that its trouble is, and what loads a rank for so many seconds in its turn of
 # this number. Matmuls on the tensor cores draw the most power.
 LOADS: dict[str, tuple[float, str, Callable[[Rank, float, int, Watch], Turn]]] = {
     "matrix products": (0.6, "matmul_nondeterministic", _matmuls),
-    "all_reduce": (0.1, "collective_wrong", _all_reduce),
-    "memory patterns": (0.1, "memory_data_error", _patterns),
+    "all_reduce": (
+        0.1, "collective_wrong",
+        lambda rank, seconds, *_: Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else ""),
+    ),
+    "memory patterns": (
+        0.1, "memory_data_error", lambda rank, seconds, *_: Turn(trouble=memory.hold_patterns(rank, seconds).trouble),
+    ),
     "training": (0.2, "replicas_differ", _training),
-}
+}  # fmt: skip
 
 
 # Power steps: all GPUs go from idle to full load and back together, which trips supplies that carry a steady load.
@@ -200,8 +197,7 @@ class StepTurn(NamedTuple):
 
 
 def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
-    """All ranks, which are of one machine, step together, frequency by frequency. It ends as `burn_in` does, and early
-    where a rank becomes much slower, which its figures show."""
+    """All ranks, of one machine, step together. It ends as `burn_in` does, and where a rank becomes much slower."""
     _prepare_all_steps(world)
     began, turns = time.monotonic(), dict[float, list[StepTurn]]()
     for hertz, count in _frequencies(world):

@@ -139,9 +139,8 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
 
 @loop.returns_memory
 def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
-    """Tokens/s of decoding at batch 1 and a larger one, in bf16 from a CUDA graph on GPUs. Each GPU has a model of its
-    own, or `together` all have a part of one; then also the share of a step that waits for all_reduces. With it what
-    the rank decoded otherwise than before, or than the others; "" if nothing."""
+    """Tokens/s of decoding at batch 1 and a larger one, in bf16. Each GPU has a model of its own, or `together` all
+    have a part of one; then also the share of a step that waits for all_reduces. And what differed, if anything."""
     model, shape = MODELS[rank.device.type]
     recipe, dtype = RECIPES[rank.device.type]
     if together and rank.size > shape.heads:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pytest_gpufleet.machine.telemetry import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.metric import KNOWN, METRICS, GpuState, Measurement, Metric, Reading, goodness
-from pytest_gpufleet.model.place import WORLD, Place, Where, grouped
+from pytest_gpufleet.model.place import WORLD, Where, grouped
 from pytest_gpufleet.world.call import describe
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
@@ -59,10 +59,10 @@ def together(world: World, by_rank: Sequence[Sequence[Reading]]) -> list[Measure
     """The readings of each rank as one Measurement for each metric and its conditions."""
     every = ((index, reading) for index, readings in enumerate(by_rank) for reading in readings)
     groups = grouped(((each.metric, *sorted(each.conditions.items())), (index, each)) for index, each in every)
-    return [_of_one_thing(world, world.places, group) for group in groups.values()]
+    return [_of_one_thing(world, group) for group in groups.values()]
 
 
-def _of_one_thing(world: World, places: Sequence[Place], group: list[tuple[int, Reading]]) -> Measurement:
+def _of_one_thing(world: World, group: list[tuple[int, Reading]]) -> Measurement:
     first = group[0][1]
     silent = set(range(world.size)) - {index for index, _ in group}
     if first.place in (None, WORLD) and silent:
@@ -74,7 +74,7 @@ def _of_one_thing(world: World, places: Sequence[Place], group: list[tuple[int, 
     nodes = len(world.nodes) if first.place == WORLD else 1
     chosen: dict[Where, Reading] = {}
     for index, reading in group:
-        place = reading.place or places[index]
+        place = reading.place or world.places[index]
         # Of several readings of one place the worst counts.
         if place not in chosen or goodness(reading.value, definition) < goodness(chosen[place].value, definition):
             chosen[place] = reading

@@ -172,8 +172,7 @@ ROW = 32  # words: every size is a whole number of rows
 
 
 class Pattern(NamedTuple):
-    """`fill(words, address)` puts what belongs at `address` and after it into rows of int64. `row`: what each of them
-    holds, wherever it is, so that a block can be compared without another one that holds what it should."""
+    """`fill(words, address)` puts what belongs at `address` there. `row`: what each row of int64 holds, if alike."""
 
     name: str
     fill: Callable[[Tensor, int], Tensor]
@@ -190,10 +189,9 @@ class PatternTest(NamedTuple):
 
 
 def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
-    """Fill nearly all free memory with one pattern after the other and look whether it is still there: whole rounds of
-    all `patterns`, at least one, until `seconds` have passed. Sweeps go up and down through the memory in turn. Each
-    compares a block with the pattern before and then writes the next one, so that a pattern, its inverse and the
-    pattern again are the moving inversions of memtest86."""
+    """Fill nearly all free memory with one pattern after the other: whole rounds, at least one, until `seconds` have
+    passed. Sweeps go up and down in turn, and each compares a block with the pattern before and then writes the next
+    one: a pattern, its inverse and the pattern again are the moving inversions of memtest86."""
     # Kernels take memory when they are first used.
     _march(rank, torch.empty(1024, dtype=torch.int64, device=rank.device), LEAST_BLOCK_BYTES, 0)
     free, total = _free_and_total(rank.device)

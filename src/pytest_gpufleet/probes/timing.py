@@ -42,17 +42,22 @@ def own_stream(device: torch.device) -> Stream:
     return torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-def parts(device: torch.device, work: Work, repeats: int, count: int) -> list[float]:
-    """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap."""
-    stream = current_stream(device)
-    marks = [mark(stream)]
+def marks(stream: Stream, work: Work, repeats: int, count: int) -> list[Mark]:
+    """Launch `count` rows of `repeats` calls, with a mark before the first row and after each."""
+    made = [mark(stream)]
     for _ in range(count):
         for _ in range(repeats):
             work()
-        marks.append(mark(stream))
-    if stream is not None:
-        marks[-1].synchronize()
-    return [between(*ends) / repeats for ends in itertools.pairwise(marks)]
+        made.append(mark(stream))
+    return made
+
+
+def parts(device: torch.device, work: Work, repeats: int, count: int) -> list[float]:
+    """Seconds that one call takes in each of `count` rows of `repeats` calls, without a gap."""
+    taken = marks(current_stream(device), work, repeats, count)
+    if device.type == "cuda":
+        taken[-1].synchronize()
+    return [between(*ends) / repeats for ends in itertools.pairwise(taken)]
 
 
 def seconds_each(device: torch.device, work: Work, repeats: int) -> float:

@@ -23,8 +23,7 @@ from pytest_gpufleet.probes.comparison import SHOWN, wrong_elements
 from pytest_gpufleet.probes.timing import Stream, agree, current_stream, own_stream, seconds, synchronize, wait
 from pytest_gpufleet.world.rank import TIMEOUT, Rank
 
-# Every type that NCCL or Gloo knows, and up to which number it holds every whole number. (Complex tensors travel as
-# pairs of floats.)
+# Every type that NCCL or Gloo knows (complex ones travel as floats), and up to which number it holds every whole one.
 DTYPES = {
     torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53,
     torch.float8_e4m3fn: 2**4, torch.float8_e5m2: 2**3,
@@ -75,7 +74,6 @@ OPERATIONS = {
     # Multiples of n: their average is a whole number, whether one divides before or after adding up.
     "avg": Operation(dist.ReduceOp.AVG, lambda numbers: numbers.sum(0) // len(numbers), lambda n: n**2, lambda n: n),
 }  # fmt: skip
-ANY = OPERATIONS["max"]  # for what reduces nothing: all numbers that the type holds
 
 # Every collective, those that reduce with every operation.
 KINDS = [(name, op) for name, each in COLLECTIVES.items() for op in (OPERATIONS if each.reduces else ("",))]
@@ -99,7 +97,8 @@ def exchange(
     """Run a collective on data of every type and size, from the first, middle and last root, in place and out of place
     where torch has both. `strided`: with gaps in the buffers, which must stay as they are; the data are packed for the
     way, since the backends take tensors without gaps only (and some do not look)."""
-    collective, reduction = COLLECTIVES[name], OPERATIONS.get(operation, ANY)
+    # What reduces nothing gets all numbers that the type holds.
+    collective, reduction = COLLECTIVES[name], OPERATIONS[operation or "max"]
     old_gloo = rank.device.type == "cpu" and TorchVersion(torch.__version__) < GLOO_ONLY_ADDS_BEFORE
     if old_gloo and name == "reduce_scatter" and operation != "sum":
         return Delivery(refused=(f"Gloo of torch before {GLOO_ONLY_ADDS_BEFORE} adds up, whatever the operation is",))
@@ -107,11 +106,8 @@ def exchange(
     both = [False] if strided else [False, True]
     places = {"always": [True], "also": both, "never": [False]}[collective.in_place]
     wrong, refused, right = [], [], 0
-
-    @lru_cache(maxsize=1)  # the same from every root, in place and out of place
-    def numbers_of(count: int, dtype: torch.dtype) -> Tensor:
-        return whole_numbers(reduction, count, rank.size, dtype, rank.device)
-
+    # Made once for every root, in place and out of place.
+    numbers_of = lru_cache(1)(lambda count, dtype: whole_numbers(reduction, count, rank.size, dtype, rank.device))
     for dtype in dtypes:
         counts = [*COUNTS[rank.device.type], *([LARGE[rank.device.type]] if dtype is torch.float32 else [])]
         words = " ".join(filter(None, (name, operation, type_name(dtype))))
@@ -140,8 +136,7 @@ def _fault(
     rank: Rank, collective: Collective, reduction: Operation, numbers_of: Callable[[int, torch.dtype], Tensor],
     dtype: torch.dtype, elements: int, root: int | None, in_place: bool, strided: bool,
 ) -> str:  # fmt: skip
-    """ "" if every element of this rank's result is right, else how many are wrong and the first of them.
-    `numbers_of(count, dtype)`: those of all ranks."""
+    """How many elements of this rank's result are wrong, and the first; or "". `numbers_of`: those of all ranks."""
     n, spaces = rank.size, list[Tensor]()
 
     def empty(size: int) -> Tensor:
@@ -251,8 +246,7 @@ def large_all_reduce(rank: Rank, nbytes: int) -> str:
 
 
 class Repeated:
-    """A collective of exact numbers as large as keeps all links busy, or of `count`, that is done again and again.
-    `wrong`: how many elements were, on the device."""
+    """A collective of exact numbers: as many as keep all links busy, or `count`. `wrong`: how many, on the device."""
 
     def __init__(self, rank: Rank, name: str, group: ProcessGroup, stream: Stream, count: int = 0) -> None:
         self.name, collective, n, add = name, COLLECTIVES[name], rank.size, OPERATIONS["sum"]

@@ -1,8 +1,7 @@
 """How fast collectives are.
 
 Small ones come from CUDA graphs where the GPUs can do that: launched one by one, two H200 showed 20 to 85 us for what
-takes them 5 to 7 (8 bytes to 32 KiB), so the figure was the host's. From 4 MiB on the host keeps up. The condition
-`method` says which way a small one was launched; the two are never compared.
+takes them 5 to 7 (8 bytes to 32 KiB), so the figure was the host's. From 4 MiB on the host keeps up.
 
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
 bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
@@ -35,9 +34,8 @@ FILLED = 0.8  # of the memory of a GPU, by buffers
 
 
 def bus_bandwidth(rank: Rank, name: str, nbytes: int, in_place: bool | None = None) -> Reading:
-    """Bus bandwidth in GB/s of one collective with S = `nbytes` of float32, by the method of nccl-tests: operations in
-    a row without a gap, random data, sum, root 0. The median of three samples; the slowest rank counts. `in_place`:
-    where torch has both ways; nccl-tests has a column for each."""
+    """Bus bandwidth in GB/s of one collective with S = `nbytes` of float32, as nccl-tests measures it: operations in a
+    row without a gap, random data, sum, root 0. The median of three samples. `in_place`: where torch has both ways."""
     factor = COLLECTIVES[name].factor(rank.size)
     return _timed(rank, "busbw", name, nbytes, 3, lambda seconds, moved: moved / seconds * factor / 1e9, in_place)
 
@@ -61,8 +59,7 @@ def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
 
 
 def nvls(device: torch.device) -> bool:
-    """Whether NCCL may use NVLink SHARP (in-switch reduction): the device supports multicast, and no variable rules it
-    out. What it did stands in its log alone."""
+    """Whether NCCL may use NVLink SHARP (in-switch reduction): multicast is there, and no variable rules it out."""
     if device.type != "cuda" or asked_for("nvls_not_used", steering()):
         return False
     multicast_supported = 132  # cuda.h: CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
@@ -116,8 +113,7 @@ def _timed(
             # Random data anew each time: sums in place grow out of all bounds.
             method, took = "eager", timing(rank, launch, samples, before=input.uniform_)
         del input, output, launch
-    if rank.device.type == "cuda":
-        torch.cuda.empty_cache()  # the next check may need all memory
+    torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
         "collective": name, "bytes": max(nbytes, 4 * n) if collective.in_parts else nbytes,
         "dtype": "float32", "ranks": n, "in_place": collective.timed_in_place if in_place is None else in_place,

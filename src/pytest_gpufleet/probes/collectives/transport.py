@@ -128,8 +128,7 @@ def _exchanged(rank: Rank, file: Path, sizes: Sizes) -> tuple[str, Beside]:
 
 
 def _counters(rank: Rank) -> dict[str, int]:
-    """KiB over the NVLinks of this rank's GPU, where it counts them, and bytes of each active InfiniBand and RoCE port
-    of this node that may be its GPUs'."""
+    """KiB over the NVLinks of this GPU, and bytes of each active InfiniBand and RoCE port that GPUs may use."""
     found = {}
     if rank.gpu is not None:
         with suppress(nvml.NoGpus), nvml.of_gpu(rank.gpu) as driver:

@@ -48,12 +48,8 @@ class _Work:
 
     def marks(self, count: int) -> list[timing.Mark]:
         """Start it `count` times, with a mark before the first and after each."""
-        marks = [timing.mark(self.stream)]
-        for _ in range(count):
-            with torch.cuda.stream(self.stream):
-                self.launch()
-            marks.append(timing.mark(self.stream))
-        return marks
+        with torch.cuda.stream(self.stream):
+            return timing.marks(self.stream, self.launch, 1, count)
 
     def seconds(self, rank: Rank, count: int) -> float:
         """Of one operation, of `count` in a row."""

@@ -313,8 +313,7 @@ def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
     return unlike(bits(found), bits(right), ELEMENT.format, hexadecimal)
 
 
-# The soak: a GPU under matmuls until it is warm, one precision after the other. Whether it computes the same bits again
-# and again, how fast, and what it is like at the end.
+# The soak: a GPU under matmuls until it is warm, one precision after the other, what it computes, and what it is like.
 
 SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
@@ -350,8 +349,7 @@ def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:
 
 
 def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
-    """Temperature, SM clock and power of each GPU at the last precision, as far as NVML has them; of several GPUs also
-    by how many kelvin each is too warm (`excess`)."""
+    """Temperature, SM clock and power of each GPU at the last precision; of several also how much too warm each is."""
     states = {place: each.state for place, each in zip(world.places, last, strict=True) if each.state}
     known: dict[str, dict[Where, float]] = {
         metric: {at: value for at, state in states.items() if (value := getattr(state, reading)) is not None}

@@ -4,10 +4,9 @@ Between GPUs the copies are those of nvbandwidth's device_to_device tests with c
 that share no GPU copy at the same time: on 4x H200 each pair alone gave the same figures.
 
 Both directions at once are two GPUs that write to each other: 2x H200 gave 391.8 + 391.9 GB/s, and nvbandwidth 391.9 +
-391.8 (driver 580.159.04, 2026-11-22). Reads in both directions are no measure of the link: from memory that CUDA IPC,
-or a file descriptor of cuMemCreate, maps into the context of the reader the driver reads faster alone (396.3 against
-nvbandwidth's 393.9) and slower both ways (373.4 against 389.6); nvbandwidth has the contexts of both GPUs in one
-process.
+391.8 (driver 580.159.04, 2026-11-22). Reads in both directions are no measure of the link: from memory that is mapped
+into another process the driver reads faster alone (396.3 against nvbandwidth's 393.9, which has both GPUs in one
+process) and slower both ways (373.4 against 389.6).
 """
 
 import random
@@ -66,15 +65,13 @@ def pair_bandwidth(world: World, topology: GpuTopology, direction: PairDirection
 
 def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
     """Bandwidth in GB/s of every hop of a ring, all at once: each GPU writes to the next one, as in the rings of NCCL.
-    Where hops share a PCIe switch, the way between sockets or host memory, the slowest one with all at once decides how
-    fast collectives are, and no pair by itself."""
+    Where hops share a PCIe switch, the way between sockets or host memory, it is this that bounds collectives."""
     ring = [(index, (index + 1) % world.size) for index in range(world.size)]
     return _copied(world, topology, "ring_bandwidth", {}, nbytes, [ring], "lasting", True, True)
 
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
-    """Microseconds from one copy of 16 bytes to the next, of 100 that read from the memory of the other GPU of every
-    pair, as p2pBandwidthLatencyTest of NVIDIA's CUDA samples does."""
+    """Microseconds from one read of 16 bytes to the next, of 100, as p2pBandwidthLatencyTest of CUDA samples has it."""
     return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, _each_pair(world.size, topology), "latency")
 
 
@@ -121,8 +118,7 @@ def host_bandwidth(
 
 
 def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
-    """The highest generation at which this GPU's PCIe link was seen to run while copies are under way, and the highest
-    it can; None where NVML does not know. A link that rests takes a moment to speed up."""
+    """The highest generation of this GPU's PCIe link while copies are under way, and its maximum; None if unknown."""
     here = torch.empty(64 * MiB, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(here, device=rank.device, pin_memory=False)
 
@@ -153,8 +149,7 @@ def rounds(n: int) -> list[list[IndexPair]]:
 
 
 def some_rounds(among: Sequence[int], seed: int, most: int) -> list[list[IndexPair]]:
-    """The first `most` rounds of these, mixed as `seed` says: the same for the same seed, and everybody meets somebody
-    else in each. Each pair has the lower number first."""
+    """The first `most` rounds of these, mixed as `seed` says. Each pair has the lower number first."""
     mixed = sorted(among)
     random.Random(seed).shuffle(mixed)
     some = rounds(len(mixed))[:most]
@@ -178,9 +173,8 @@ def _copied(
     world: World, topology: GpuTopology, metric: str, conditions: Mapping[str, Condition], nbytes: int,
     groups: Sequence[Sequence[IndexPair]], sampling: Sampling, writes: bool = False, lined_up: bool = False,
 ) -> Copied:  # fmt: skip
-    """Copy between the pairs of each group at once: figures by `sampling`, and faults of the data. The
-    first GPU of a pair reads from the memory of the other one, or `writes` to it. `lined_up`: those that copy to each
-    other, directly or round a ring, begin together. Pairs with another kind of link have another condition."""
+    """Copy between the pairs of each group at once: figures by `sampling`, and faults of the data. The first GPU of a
+    pair reads from the other one, or `writes` to it. `lined_up`: those of a pair, or of a ring, begin together."""
     by_rank, faults = [list[Reading]() for _ in range(world.size)], list[Fault]()
     direct = world.run(_reach, world.run(copying.prepare, nbytes, {PAIR: ("device", "device")}, PAIR))
     for at_once in groups:
@@ -229,7 +223,7 @@ def _copy(rank: Rank, pairs: dict[int, int], sampling: Sampling, writes: bool, l
         others.append(pairs[others[-1]])
     (own_source, own_sink), (source, sink) = ends.ways[PAIR], ends.others[others[0]]
     to, origin = (sink, own_source.data_ptr()) if writes else (own_sink.data_ptr(), source)
-    copies, meet = [Copy(to, origin, own_sink.nbytes)], partial(ends.line.meet, others) if lined_up else None
+    copies, meet = [(to, origin, own_sink.nbytes)], partial(ends.line.meet, others) if lined_up else None
     with rank.phase(f"rank {rank.index} {'writes to' if writes else 'reads from'} rank {others[0]}"):
         if sampling in ("bandwidth", "lasting"):
             lasting = copying.LASTING[rank.device.type] if sampling == "lasting" else 0.0
@@ -255,13 +249,12 @@ def _leave(rank: Rank) -> None:
 def _copy_to_host(
     rank: Rank, directions: Sequence[HostDirection], at_once: bool, offers: list[list[Offer]], again: bool
 ) -> dict[HostDirection, tuple[dict[HostDirection, Samples], str]]:
-    """By direction the samples in GB/s of each way, while this rank's others are busy, and what did not arrive; "" if
-    all did."""
+    """By direction the samples in GB/s of each way, while the others are busy, and what did not arrive, or ""."""
     ends: Ends = rank.kept[copying.ENDS]
 
     def copies(ways: Sequence[HostDirection]) -> list[Copy]:
         both = map(ends.ways.__getitem__, ways)
-        return [Copy(sink.data_ptr(), source.data_ptr(), sink.nbytes) for source, sink in both]
+        return [(sink.data_ptr(), source.data_ptr(), sink.nbytes) for source, sink in both]
 
     if at_once:
         ends.line.draw(rank.index, offers)

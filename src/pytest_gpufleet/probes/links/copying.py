@@ -33,21 +33,14 @@ class Offer(NamedTuple):
     device: int = -1
 
 
-class Copy(NamedTuple):
-    """A copy from one address to another. They may be of other ranks, where these were reached."""
-
-    destination: int
-    source: int
-    nbytes: int
-
-
+# Of a destination, from a source, and how many bytes: addresses may be of other ranks, where these were reached.
+Copy = tuple[int, int, int]
 # Waits until all ranks that copy at the same time have come so far.
 Meet = Callable[[], None]
 
 
 class HostCopier:
-    """Stands in for a GPU in rehearsals: its memory is shared memory, which other ranks map, and copies are memmove.
-    Memory is a tensor of int64, which belongs to the copier."""
+    """A GPU of rehearsals: its memory, tensors of int64 that belong to it, is shared memory, and copies are memmove."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -350,8 +343,7 @@ class Copied(NamedTuple):
 
 @dataclass
 class Ends:
-    """What a rank copies between, by way a source and a sink, and where it meets the others. `others`: of each other
-    rank the addresses of both."""
+    """What a rank copies between, by way a source and a sink; its starting line; both addresses of each other rank."""
 
     copier: Copier
     ways: dict[str, tuple[Tensor, Tensor]]
@@ -363,8 +355,7 @@ ENDS = "the ends of links"  # of a rank, which it keeps from `prepare` to `free`
 
 
 def prepare(rank: Rank, nbytes: int, ways: Mapping[str, Sequence[str]], shared: str = "") -> list[Offer]:
-    """`ways`: by name, where its source lies and where its sink, "device" or "host". The offers of source and sink of
-    the `shared` way, and of the starting line."""
+    """`ways`: where source and sink lie, "device" or "host". Offers those of the `shared` way and its starting line."""
     copier: Copier = HostCopier() if rank.device.type == "cpu" else CudaCopier(rank)
     memory = {"host": copier.host_memory, "device": copier.device_memory}
     ends = rank.kept[ENDS] = Ends(copier, {}, StartingLine(rank.size))
@@ -389,8 +380,7 @@ def bandwidth(
     enough = max(COPIES, math.ceil(lasting / one))
     timed = max(1, min(enough, int(SAMPLE_SECONDS / one), MOST_COPIES))
     warm_up = min(WARM_UP, timed)
-    nbytes = copies[0].nbytes
-    return tuple(nbytes / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(samples))
+    return tuple(copies[0][2] / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(samples))
 
 
 def fill(words: Tensor, seed: int) -> Tensor:

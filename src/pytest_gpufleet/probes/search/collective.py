@@ -45,8 +45,7 @@ unclear = partial(Fault, "cause_unclear", ())
 
 
 def deadline() -> Callable[[], float]:
-    """What gives the seconds that are left of a search which begins now. TimeoutError before they are over: a call that
-    is cut short ends all ranks."""
+    """The seconds that are left of a search that begins now. TimeoutError before: a call cut short ends all ranks."""
     until = time.monotonic() + SECONDS
 
     def left() -> float:
@@ -65,8 +64,7 @@ def failed(error: Exception) -> str:
 def swaps(
     rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float
 ) -> dict[IndexPair, tuple[float, ...]]:
-    """The seconds in which this rank and its partner of each round send each other `nbytes`, both ways at the same
-    time, by sample. All pairs of a round do so at once."""
+    """Seconds, by sample, in which this rank and its partner of each round swap `nbytes`, all pairs at once."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 
     def swap(partner: int) -> None:
@@ -108,8 +106,7 @@ def launch_seconds(rank: Rank, name: str, nbytes: int) -> tuple[float, float]:
 
 
 def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: int) -> list[Fault]:
-    """Who made a collective over `world` slow at S = `nbytes`: looks at launches, then at all pairs, then leaves out
-    one rank after the other, and stops as soon as it knows."""
+    """Who made a collective slow at S = `nbytes`: by launches, then all pairs, then leaving out each rank in turn."""
     share, left, clues = SLOW["gpu" if world.gpus else "cpu"], deadline(), list[Fault]()
     # A root has more to launch than others, by design.
     launched = "all_reduce" if COLLECTIVES[collective].rooted else collective
@@ -223,8 +220,7 @@ def who_slows_pairs(
 
 
 def who_corrupts(world: World, deliveries: Sequence[Delivery], collective: str, operation: str, **how: Any) -> Fault:
-    """Who corrupted what `exchange` delivered. Leaves out one rank after the other, or one node of several: if the data
-    are right without one only, it is that one."""
+    """Who corrupted what `exchange` delivered: without which rank, or node of several, alone the data are right."""
     lines = []
     faults = grouped((delivery.wrong, index) for index, delivery in enumerate(deliveries) if delivery.wrong)
     for wrong, ranks in faults.items():

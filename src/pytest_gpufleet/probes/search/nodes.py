@@ -12,8 +12,7 @@ looked for by halves: the slower half of a group is halved again, and where both
 whether it is what lies between.
 
 If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is named because others are slow, or
-because a switch is. Both together can do it: of a few nodes behind a slow switch, one that met none of its neighbours
-but slow ones looks like them.
+because a switch is; both together can do it.
 """
 
 import math
@@ -215,8 +214,7 @@ def _pair(a: int, b: int) -> IndexPair:
 
 def who_slows_nodes(world: World, measurements: Iterable[Measurement], nbytes: int) -> list[Fault]:
     """Who makes nodes slow together: some of them, what lies between two, or what all share. Pairs of nodes among the
-    `measurements` are not measured again; without any, some are. Where every pair is fine, groups of nodes are. Nodes
-    with other numbers of GPUs than most take no part: they reach less, or more, without being ill."""
+    `measurements` are not measured again. Nodes with other numbers of GPUs than most take no part: they reach less."""
     sizes = {node: len(ranks) for node, ranks in ranks_by_node(world).items()}
     count = Counter(sizes.values())
     most = max(count, key=lambda size: (count[size], size))  # of equally many nodes those with more GPUs
@@ -306,8 +304,7 @@ def slow_rails(
 
 
 def of_rails(found: Mapping[int, Culprits], hosts: Hosts, share: float = SLOW) -> list[Fault]:
-    """What was found on each rail, as faults: a node of which all rails are slow is one, and so is a rail that is slow
-    on all nodes."""
+    """As faults: a node of which all rails are slow is one, and so is a rail that is slow on all nodes."""
     whole = set.intersection(*({*each.nodes} for each in found.values())) if len(found) > 1 else set[int]()
     what = f"each of its {len(found)} rails is"
     faults = [Fault("node_slow", (Place(node, "node"),), what) for node in sorted(whole)]
@@ -414,8 +411,7 @@ def who_is_cut_off(
 
 
 def who_hangs(world: World, announce: Callable[[str], None]) -> CutOff:
-    """Which node, or which two, a world of several nodes hangs with; nothing if it does not happen again. Before
-    anything is tried `announce` gets how long it may take."""
+    """Which node, or two, a world hangs with; nothing if it does not again. `announce` gets how long it may take."""
     nodes = tuple(ranks_by_node(world))
     many = len(nodes) > FEW
     most = MOST_PAIRS + many * (1 + 2 * math.ceil(math.log2(len(nodes))))

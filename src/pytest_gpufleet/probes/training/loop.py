@@ -39,17 +39,12 @@ class Lap(NamedTuple):
     loss: float
 
     @property
-    def seconds(self) -> float:
-        return sum(self.steps)
-
-    @property
     def mean(self) -> float:
         return fmean(self.steps)
 
 
 def lap(rank: Rank, step: Step, count: int, *, together: bool = True) -> Lap:
-    """Do `count` steps, on ranks that are `together` from the same moment on. FloatingPointError if the loss is not
-    finite: a throughput of wrong arithmetic is none."""
+    """Do `count` steps, on ranks that begin `together`. FloatingPointError if the loss is not finite."""
     if together and rank.size > 1:
         line_up(rank)
     synchronize(rank)
@@ -83,8 +78,9 @@ def sampled(
     for _ in range(SAMPLES):
         computed = time.process_time()
         laps.usual.append(run(step, count))
-        if busy and (share := utilization(rank, (time.process_time() - computed) / laps.usual[-1].seconds)) is not None:
-            laps.busy.append(share)
+        if busy:
+            share = utilization(rank, (time.process_time() - computed) / sum(laps.usual[-1].steps))
+            laps.busy += [] if share is None else [share]
         if alone:
             laps.quiet.append(run(alone, count))
     return laps
@@ -213,8 +209,7 @@ def eager(module: nn.Module, training: Plan, device: torch.device, *, fused: boo
 
 
 def fed(module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, batches: int = 1) -> FedStep:
-    """Forward, backward and optimizer of a module that gives its loss. Of several `batches` gradients stay on their
-    rank until the last of them."""
+    """Forward, backward and optimizer of a module that gives its loss. Ranks reduce once in so many `batches`."""
     count = 1  # DDP must have reduced once before it may leave it out
 
     def step(*batch: Tensor) -> Tensor:
@@ -313,8 +308,7 @@ def details(
     return found
 
 
-# DDP and FSDP: a copy of the network on every rank, or a part of its weights, their gradients and the state of the
-# optimizer.
+# DDP: a copy of the network on every rank. FSDP: a part of its weights, their gradients and the optimizer's state.
 
 # Newer versions of torch have renamed it.
 _RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters

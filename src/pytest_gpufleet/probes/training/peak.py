@@ -1,7 +1,6 @@
 """A ResNet whose BatchNorm, ReLU, residual add and max pooling are kernels of our own, each at the speed of memory.
 
-Convolutions stay cuDNN's. A gradient that comes from two sides is added up in the kernel that sums it, reductions
-run at the rate of a copy, and nothing is compiled but eight small kernels.
+Convolutions stay cuDNN's. A gradient that comes from two sides is added up in the kernel that sums it.
 """
 
 from collections.abc import Callable
@@ -31,8 +30,7 @@ def fuse(network: nn.Module) -> None:
 
 
 def off_torch(device: torch.device) -> float:
-    """By which part what these kernels compute on a device differs from what torch does: of a small stem and junction,
-    forward and backward, the result that differs most."""
+    """By which part these kernels differ from torch, at most: of a small stem and junction, forward and backward."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -179,8 +177,7 @@ def _tiles(x: Tensor) -> tuple[int]:
 
 
 def _partial(x: Tensor) -> tuple[Tensor, tuple[int]]:
-    """Room for the two sums of each program of those that sum, and the programs: as many as the GPU runs at once,
-    whatever the size."""
+    """Room for the two sums of each program, and the programs: as many as the GPU runs at once, whatever the size."""
     rows, channels = _shape(x)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     most, columns = -(-rows // TILE["BLOCK_ROWS"]), channels // TILE["BLOCK_CHANNELS"]

@@ -13,8 +13,7 @@ Step = Callable[[], torch.Tensor]  # one step of training; returns the loss
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is trained: a recipe, and from `model` on what a device was asked for. A throughput without it
-    means nothing."""
+    """How a network is trained: a recipe, and from `model` on what a device was asked for."""
 
     name: str  # of the recipe
     arithmetic: str  # in words
@@ -65,8 +64,7 @@ RECIPES = {each.name: each for each in (_FP32, _TF32, _AMP, _BF16, _PEAK)}
 # The networks (torchvision's, with the stride of v1.5) and their memory for an image, of that of ResNet-50.
 MODELS = {"resnet50": 1.0, "resnet101": 1.5, "resnet152": 2.1}
 
-# On CPU ranks a small network, small images and few steps stand in; the conditions of the figure say so. It is smaller
-# than any of torchvision's: ResNet-18 with one block a stage, a third of the work, half the gradients to reduce.
+# On CPU ranks: smaller than any of torchvision's, ResNet-18 with one block a stage. The conditions of figures say so.
 REHEARSAL_MODEL = "resnet10"
 REHEARSAL: dict[str, Any] = {
     "arithmetic": "fp32", "model": REHEARSAL_MODEL, "pixels": 32, "batch": 8, "warm_up": 1, "steps": 1,

@@ -31,8 +31,7 @@ NORM_EPSILON, ROTARY_BASE, INITIAL_DEVIATION = 1e-5, 10_000.0, 0.02  # as Llama 
 
 @dataclass(frozen=True)
 class Shape:
-    """`width`, `layers`, `heads` and the `hidden` width of SwiGLU; `sequence`: tokens of one; `batch`: sequences a GPU,
-    where they fit."""
+    """`hidden`: the width of SwiGLU. `sequence`: tokens of one. `batch`: sequences a GPU, where they fit."""
 
     width: int
     layers: int
@@ -212,8 +211,7 @@ def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tupl
 
 
 def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Step, torch.optim.Optimizer]:
-    """A step, and AdamW in one kernel for all weights; not under FSDP, whose shards older versions of torch do not
-    fuse."""
+    """A step, and AdamW, in one kernel but under FSDP, whose shards older versions of torch do not fuse."""
     parameters = list(module.parameters())
     device = parameters[0].device.type
     optimizer = make_optimizer("adamw", parameters, fused=method != "fsdp" and device == "cuda")
@@ -225,9 +223,8 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW; the median
     of three samples.
 
-    Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one, and the figure
-    is their sum at the pace of the slowest. With "ddp" steps without communication take turns with those: so there is
-    also what each GPU does by itself, and the share of a step that waits for communication.
+    Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one. With "ddp"
+    there is also what each GPU does without communication, and the share of a step that waits for it.
     """
     model, batch = fitting_model(rank, model)
     shape, together = SHAPES[model], method in TOGETHER

@@ -40,8 +40,7 @@ MEAN, DEVIATION = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """Write `count` JPEG files into sub-folders, one a class: smooth colours with some noise, so that they compress,
-    and take as long to decode, as photographs do."""
+    """`count` JPEG files, in a folder for each class, so noisy that they take as long to decode as photographs do."""
     generator = np.random.default_rng(0)
     for index in range(count):
         target = folder / f"class{index % CLASSES}"
@@ -61,8 +60,7 @@ def worker_count(ranks: int, batch_bytes: int) -> int:
 
 
 def photo_loader(rank: Rank, folder: str, pixels: int, batch: int, batches: int, workers: int) -> DataLoader[Any]:
-    """Batches of random photos out of `folder`, each taken many times, as most programs load them: `workers` processes
-    decode, crop and flip them, into pinned memory."""
+    """Batches of photos of `folder`, in random order, decoded, cropped and flipped by `workers`, into pinned memory."""
     from torchvision import datasets, transforms
 
     steps = [transforms.RandomResizedCrop(pixels), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
@@ -87,9 +85,8 @@ def fed_throughput(
     rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
 ) -> Reading:
     """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
-    Its details say what bounds it: the GPUs are given the same batch over and over for comparison. The files are few
-    and stay in the page cache, so it is the processors that are tested, and not the disks. A sample is as many batches
-    as the workers can have ready, so that none is served from what was ready before."""
+    Its details say what bounds it. The files stay in the page cache: the processors are tested, and not the disks. A
+    sample is as many batches as the workers can have ready, so that none is served from what was ready before."""
     training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
     batch = training.batch
     workers = workers or agree(rank, worker_count(rank.local_size, batch * 3 * training.pixels**2))
