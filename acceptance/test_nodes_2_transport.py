@@ -36,6 +36,6 @@ def test_nccl_uses_the_network_adapters(
     seen = transport.transport(world, nccl_group, {name: [size.on(nccl_group)] for name, size in SIZES.items()})
     if not nccl_group.gpus:
         not_applicable("CPU ranks talk by Gloo, which has no transports to choose from")
-    print(seen.log)
-    record_transport(seen.log, nccl_group.size)
+    print(seen[0])
+    record_transport(seen[0], nccl_group.size)
     notice(transport.expect_fastest(seen, nccl_group, GpuTopology()))

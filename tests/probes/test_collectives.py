@@ -163,9 +163,11 @@ def logs(rank, file, sizes):
 def test_ranks_of_a_short_run_alone_have_a_log(two_ranks, monkeypatch):
     monkeypatch.setattr(transport, "_exchanged", logs)
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
-    seen = transport.transport(World(two_ranks._pool, False), two_ranks, {"all_reduce": [8], "all_to_all": [8, 64]})
-    assert seen.log.ways == (Way(0, 1, "SHM"), Way(1, 0, "SHM"))
-    assert [each.variables for each in seen.beside] == [{"NCCL_IB_DISABLE": "1"}] * 2  # somebody's own stay
+    log, beside = transport.transport(
+        World(two_ranks._pool, False), two_ranks, {"all_reduce": [8], "all_to_all": [8, 64]}
+    )
+    assert log.ways == (Way(0, 1, "SHM"), Way(1, 0, "SHM"))
+    assert [each.variables for each in beside] == [{"NCCL_IB_DISABLE": "1"}] * 2  # somebody's own stay
     assert not list(Path(tempfile.gettempdir()).glob("gpufleet-nccl-*"))
     assert two_ranks.run(lambda rank: os.environ.get("NCCL_DEBUG", "")) == ["", ""]
 
@@ -216,7 +218,7 @@ def test_a_first_collective_that_works_without_p2p_or_nvls_names_it(kind, bad, f
 ])  # fmt: skip
 def test_what_the_log_leaves_open_is_not_judged(log, beside, ends):
     with ends:
-        assert transport.expect_fastest(transport.Transport(log, [beside] * 4), four(set()), H200.machine(4)) == []
+        assert transport.expect_fastest((log, [beside] * 4), four(set()), H200.machine(4)) == []
 
 
 @pytest.mark.parametrize(

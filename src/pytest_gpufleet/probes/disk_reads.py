@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_gpufleet.machine.tools import NoAnswer, RunTool, Unreadable, output
 from pytest_gpufleet.model.endings import NO_DISK_FOLDER, not_applicable, not_judged
-from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.fault import Fault, node_fault
 from pytest_gpufleet.model.metric import GiB, KiB, Measurement, MiB
 from pytest_gpufleet.model.place import THIS_NODE
 
@@ -69,13 +69,13 @@ def read_drive(folder: Path | None, nbytes: int = GiB, run: RunTool = output) ->
     except OSError as error:
         why = f"{folder} cannot be written past the page cache: {error.strerror}"
         if error.errno == EIO:
-            return [Fault("drive_unreadable", (THIS_NODE,), why)], []
+            return [node_fault("drive_unreadable", why)], []
         if error.errno in (EINVAL, EOPNOTSUPP):
             not_applicable(why)
         not_judged(why)  # also where the kernel has made it read-only, since its drive had errors
     except NoAnswer:
         what = f"{folder}: {nbytes / GiB:g} GiB could not be written and read within {SECONDS} s"
-        return [Fault("drive_unreadable", (THIS_NODE,), what)], []
+        return [node_fault("drive_unreadable", what)], []
     except Unreadable as why:
         not_judged(str(why))
     except (ValueError, KeyError, TypeError):
@@ -95,11 +95,9 @@ def _found(jobs: Iterable[Mapping[str, Any]], folder: Path) -> Found:
     for job in jobs:
         name, error = job["jobname"], job["error"]
         if error == EILSEQ:
-            what = f"{folder}: data {name} are others than were written"
-            faults.append(Fault("drive_data_error", (THIS_NODE,), what))
+            faults.append(node_fault("drive_data_error", f"{folder}: data {name} are others than were written"))
         elif error:
-            what = f"{folder}: data could not be {name}: {os.strerror(error)}"
-            faults.append(Fault("drive_unreadable", (THIS_NODE,), what))
+            faults.append(node_fault("drive_unreadable", f"{folder}: data could not be {name}: {os.strerror(error)}"))
         elif name in RATES:
             metric, key, unit, nbytes = RATES[name]
             slowest = job["read"]["clat_ns"]["percentile"]["99.000000"] / 1e6

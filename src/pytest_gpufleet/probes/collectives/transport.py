@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory, gettempdir
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -34,14 +33,10 @@ Sizes = Mapping[str, Sequence[int]]  # S in bytes, by collective
 WITHOUT = {"hang": ("p2p_hangs", "NCCL_P2P_DISABLE", "1"), "exception": ("nvls_not_used", "NCCL_NVLS_ENABLE", "0")}
 
 
-class Transport(NamedTuple):
-    """What NCCL's log says, and what each rank saw beside it."""
-
-    log: NcclLog
-    beside: Sequence[Beside]
+Seen = tuple[NcclLog, Sequence[Beside]]  # what NCCL's log says, and what each rank saw beside it
 
 
-def transport(world: World, group: World, sizes: Sizes) -> Transport:
+def transport(world: World, group: World, sizes: Sizes) -> Seen:
     """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the
     smallest hang or raise too, and work without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are
     started for it, and anew for what comes next."""
@@ -64,7 +59,7 @@ def transport(world: World, group: World, sizes: Sizes) -> Transport:
         raise Faults([Fault(code, places or (THIS_NODE,), what, str(failure))]) from failure
 
 
-def _logged(group: World, sizes: Sizes, variables: Mapping[str, str]) -> Transport:
+def _logged(group: World, sizes: Sizes, variables: Mapping[str, str]) -> Seen:
     file = Path(gettempdir(), f"gpufleet-nccl-{token_hex(8)}")
     try:
         with group.restarted([{**LOGGING, "NCCL_DEBUG_FILE": f"{file}.%h.%p", **variables}] * group.size):
@@ -72,7 +67,7 @@ def _logged(group: World, sizes: Sizes, variables: Mapping[str, str]) -> Transpo
     finally:
         for left in file.parent.glob(f"{file.name}.*"):
             left.unlink(missing_ok=True)
-    return Transport(parse(text for text, _ in answers), [beside for _, beside in answers])
+    return parse(text for text, _ in answers), [beside for _, beside in answers]
 
 
 def _hanging(world: World) -> tuple[Where, ...]:
@@ -91,14 +86,15 @@ def _hanging(world: World) -> tuple[Where, ...]:
     return tuple(Pair(world.places[a], world.places[b]) for a, b in found)
 
 
-def expect_fastest(seen: Transport, world: World, topology: GpuTopology) -> list[Fault]:
+def expect_fastest(seen: Seen, world: World, topology: GpuTopology) -> list[Fault]:
     """Fail the check for a fallback that nobody asks for; give the others. Not judged where NCCL's log and counters
     contradict each other, or the log does not say how ranks reach each other."""
-    faults, asked = fallbacks(seen.log, world.places, seen.beside, topology)
+    log, beside = seen
+    faults, asked = fallbacks(log, world.places, beside, topology)
     expect_none(faults)
-    unclear = contradictions(seen.log, world.places, seen.beside, topology)
-    unclear += [f"not known of NCCL {seen.log.version}: {way}" for way in seen.log.unknown]
-    if unclear or not seen.log.ways:
+    unclear = contradictions(log, world.places, beside, topology)
+    unclear += [f"not known of NCCL {log.version}: {way}" for way in log.unknown]
+    if unclear or not log.ways:
         not_judged("\n".join(unclear) or "NCCL's log does not say how ranks reach each other")
     return asked
 

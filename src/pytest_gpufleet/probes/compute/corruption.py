@@ -207,18 +207,10 @@ def kind(device: torch.device) -> str:
     return f"{of.name}, {of.multi_processor_count} SMs, compute capability {of.major}.{of.minor}"
 
 
-class Dissent(NamedTuple):
-    """A round of which a rank has another hash than `usual`, a rank of its kind, has: with `agreeing` of `ranks`."""
-
-    number: int
-    usual: int
-    agreeing: int
-    ranks: int
-
-
-def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
-    """Ranks with a hash other than most of their kind have, and the first such round. Without a majority all are."""
-    found: dict[int, Dissent] = {}
+def dissents(every: Sequence[Compared]) -> dict[int, tuple[int, int, int, int]]:
+    """Ranks with a hash other than most of their kind have: the first such round, a rank that has the other hash, and
+    how many of how many of this kind have it. Without a majority all are."""
+    found: dict[int, tuple[int, int, int, int]] = {}
     for ranks in grouped((each.kind, index) for index, each in enumerate(every)).values():
         common = min(len(every[index].hashes) for index in ranks)
         hashes = torch.stack([every[index].hashes[:common] for index in ranks])
@@ -229,18 +221,18 @@ def dissents(every: Sequence[Compared]) -> dict[int, Dissent]:
                 if own != usual or 2 * count <= len(ranks):
                     other = usual if own != usual else next(each for each in of_round if each != own)
                     one, agreeing = ranks[of_round.index(other)], of_round.count(other)
-                    found.setdefault(index, Dissent(every[index].first + at, one, agreeing, len(ranks)))
+                    found.setdefault(index, (every[index].first + at, one, agreeing, len(ranks)))
     return found
 
 
 def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
     """By rank, which of its matmuls is another one than that of most ranks, and where, computed again by all; or ""."""
     found = [""] * world.size
-    for index, each in dissents(every).items():
-        work = (each.number, every[index].precision, every[index].shape)
+    for index, (number, usual, agreeing, ranks) in dissents(every).items():
+        work = (number, every[index].precision, every[index].shape)
         sums: list[list[Tensor]] = world.run(_again, [], *work)
         rows, columns = (
-            (mine != usual).nonzero().flatten() for mine, usual in zip(sums[index], sums[each.usual], strict=True)
+            (mine != right).nonzero().flatten() for mine, right in zip(sums[index], sums[usual], strict=True)
         )
         again = "computed again it is right"
         if len(rows):
@@ -250,12 +242,12 @@ def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
             def at(i: int, j: int, rows: list[int] = first) -> str:
                 return ELEMENT.format(rows[i], j)
 
-            _, texts = unlike(shown[index][0], shown[each.usual][0], at, hexadecimal)
+            _, texts = unlike(shown[index][0], shown[usual][0], at, hexadecimal)
             lines = (f"{len(of):,} {noun}{'s' * (len(of) > 1)}" for of, noun in ((rows, "row"), (columns, "column")))
             again = f"so it is again, in {' and '.join(lines)}: {'; '.join(texts)}"
-        doubt = "" if 2 * each.agreeing > each.ranks else "; nobody can say which is right"
+        doubt = "" if 2 * agreeing > ranks else "; nobody can say which is right"
         found[index] = (
-            f"its matmul of round {each.number} is another one than that of {each.agreeing} of {each.ranks} ranks "
+            f"its matmul of round {number} is another one than that of {agreeing} of {ranks} ranks "
             f"({every[index].kind}) from the same data{doubt}: {again}"
         )
     return found

@@ -78,9 +78,9 @@ def sampled(
     for _ in range(SAMPLES):
         computed = time.process_time()
         laps.usual.append(run(step, count))
-        if busy:
-            share = utilization(rank, (time.process_time() - computed) / sum(laps.usual[-1].steps))
-            laps.busy += [] if share is None else [share]
+        spent = time.process_time() - computed
+        if busy and (share := utilization(rank, spent / sum(laps.usual[-1].steps))) is not None:
+            laps.busy.append(share)
         if alone:
             laps.quiet.append(run(alone, count))
     return laps
