@@ -85,7 +85,12 @@ def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
         times = Counter(own.values())
         found.places = {number: at[each] for number, each in own.items() if each in at and times[each] == 1}
         for category, test in _tests(document):
-            _test(category, test, found)
+            results, summary = [*test["results"]], test.get("test_summary", {})
+            if summary.get("status") == "Fail" and not any(result["status"] == "Fail" for result in results):
+                results.append(summary)  # of no GPU alone
+            for result in results:
+                _result(category, test["name"], result, found)
+            found.unseen += [] if results else [f"{test['name']} has no result"]
     except (TypeError, KeyError, AttributeError, ValueError) as why:
         found.unseen.append(f"its JSON is not as DCGM 3 or 4 writes it: {why or type(why).__name__}")
     _whole(printed.status, found, len(gpus))
@@ -109,17 +114,6 @@ def _tests(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
     for category in whole["test_categories"]:
         # Where DCGM 3 has a test that it no longer runs, there is null.
         yield from ((category["category"], test) for test in category["tests"] if test is not None)
-
-
-def _test(category: str, test: Mapping[str, Any], found: Diagnosis) -> None:
-    name, results = test["name"], list(test["results"])
-    summary = test.get("test_summary", {}).get("status")
-    if summary == "Fail" and not any(result["status"] == "Fail" for result in results):
-        results.append(test["test_summary"])  # of no GPU alone
-    for result in results:
-        _result(category, name, result, found)
-    if not results:
-        found.unseen.append(f"{name} has no result")
 
 
 def _result(category: str, name: str, result: Mapping[str, Any], found: Diagnosis) -> None:

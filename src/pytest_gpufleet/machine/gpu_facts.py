@@ -198,11 +198,6 @@ def _each_that_is_here(
     return values
 
 
-def _ecc_corrected(nvml: Any, handle: Any) -> dict[str, int]:
-    ask = partial(nvml.nvmlDeviceGetMemoryErrorCounter, handle, ECC_CORRECTED, ECC_VOLATILE)
-    return _each_that_is_here(nvml, ECC_PLACES, ask, "InvalidArgument")
-
-
 def _inforom(nvml: Any, handle: Any) -> bool:
     try:
         nvml.nvmlDeviceValidateInforom(handle)
@@ -322,7 +317,9 @@ SLOW_COUNTERS: dict[str, Read] = {
     "spare_rows": lambda n, h: {
         name: int(getattr(values, name)) for values in [n.nvmlDeviceGetRowRemapperHistogram(h)] for name in SPARE_ROWS
     },
-    "ecc_corrected": _ecc_corrected,
+    "ecc_corrected": lambda n, h: _each_that_is_here(
+        n, ECC_PLACES, partial(n.nvmlDeviceGetMemoryErrorCounter, h, ECC_CORRECTED, ECC_VOLATILE), "InvalidArgument"
+    ),
 }
 
 # What telemetry samples.

@@ -204,8 +204,7 @@ def acs_between_gpus_and_adapters(
 
 
 def _redirecting(devices: Devices, control: Controls, ways: Iterable[tuple[str, str]]) -> str:
-    """The ports from devices to the switch shared with others that redirect: "0000:17:00.0 (0x001d) and 0000:17:01.0
-    (0x001d)" """
+    """The ports from devices to a shared switch that redirect: "0000:17:00.0 (0x001d) and 0000:17:01.0 (0x001d)" """
     values: dict[str, int] = {}
     for one, other in ways:
         common = shared_port(devices, one, other)

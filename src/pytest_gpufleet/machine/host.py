@@ -34,12 +34,6 @@ def own_name() -> str:
     return one_line(socket.gethostname())
 
 
-def _fabric_manager() -> bool:
-    """Whether nvidia-fabricmanager runs; the kernel cuts names of processes to 15 characters."""
-    names = (tools.text(name) or "" for name in Path("/proc").glob("[0-9]*/comm"))
-    return any(name.startswith("nv-fabricmanage") for name in names)
-
-
 def _nccl_net_plugin() -> str:
     """The library by which NCCL reaches other nodes: the file that the loader finds (ldconfig(8)) under the name that
     NCCL asks for (its manual, NCCL_NET_PLUGIN); "none" if there is none."""
@@ -90,7 +84,8 @@ OWN = (
     HostFact("processors", int | None, os.cpu_count),
     HostFact("processors_allowed", int, lambda: len(os.sched_getaffinity(0))),
     HostFact("numa_nodes", int, lambda: len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
-    HostFact("fabric_manager", bool, _fabric_manager),
+    # Whether it runs; the kernel cuts names of processes to 15 characters.
+    HostFact("fabric_manager", bool, lambda: "nv-fabricmanage" in map(tools.text, Path("/proc").glob("[0-9]*/comm"))),
     HostFact("nccl_net_plugin", str, _nccl_net_plugin),
 )  # fmt: skip
 # What a slice has as a HostFact is a fact of the host.

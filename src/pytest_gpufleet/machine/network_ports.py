@@ -192,8 +192,7 @@ def _pauses(interface: str) -> dict[str, int | None]:
 
 
 def _ip_subnet(interfaces: set[str]) -> str | None:
-    """By the routes of the kernel: hexadecimal, as in memory (net/ipv4/fib_trie.c, fib_route_seq_show). None if
-    several."""
+    """By the kernel's routes: hexadecimal, as in memory (net/ipv4/fib_trie.c, fib_route_seq_show). None if several."""
     rows = [line.split() for line in (tools.text(ROUTES) or "").splitlines()[1:]]
     subnets = {(row[1], row[7]) for row in rows if row[0] in interfaces and int(row[2], 16) == 0 != int(row[7], 16)}
     if len(subnets) != 1:
@@ -223,8 +222,7 @@ CARRIER = re.compile(r"^(\d+)\.\d+ .*\]: ([\w.@-]+): (Lost|Gained) carrier$", re
 
 
 def read_flaps(run: tools.RunTool = tools.output) -> dict[str, int | None]:
-    """How often the link of each active InfiniBand port went down in a day; None if unknown, and more than once at
-    all."""
+    """How often the link of each active InfiniBand port went down in a day; None if unknown, and more than once."""
     if not (ports := [port for port in active(read()) if port.link_layer == "InfiniBand"]):
         raise Absent("no InfiniBand port is active")
     began, logged = time.time() - min(FLAPS_WITHIN, time.monotonic() - FLAPS_EXCUSED), ""

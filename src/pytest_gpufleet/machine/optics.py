@@ -50,8 +50,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an active port. `readings`: by the names of READINGS, none of copper; counters since they were cleared
-    (`minutes` ago); `able`: Gbit/s that board and cable can both do; `width`: lanes in use. `silent`: why mlxlink
-    cannot read it."""
+    (`minutes` ago); `able`: Gbit/s that board and cable can both do; `width`: lanes in use; `silent`: why unread."""
 
     port: str
     cable: str | None = None

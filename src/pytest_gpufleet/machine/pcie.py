@@ -103,8 +103,7 @@ def endpoints(root: Path) -> dict[Path, tuple[str, str]]:
 
 
 def _counts(path: Path) -> dict[str, int] | None:
-    text = tools.text(path)
-    if text is None:
+    if (text := tools.text(path)) is None:
         return None
     lines = (line.rsplit(None, 1) for line in text.splitlines())
     counts = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}

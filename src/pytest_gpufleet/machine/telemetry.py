@@ -52,8 +52,7 @@ class Watch:
         return 2 * sum(seen) >= len(seen) > 0
 
     def state(self, since: float = -math.inf, of: Callable[[list[float]], float] = fmean) -> GpuState | None:
-        """The means of what was read from a moment of time.monotonic() on, and the energy from the first reading to the
-        last; None if nothing was read."""
+        """The means of what was read from a moment of time.monotonic() on, and the energy; None if nothing was read."""
         read = [each for moment, each in self._read if moment >= since]
         values = {name: [each[name] for each in read if name in each] for name in (*READ, ENERGY)}
         energy = values.pop(ENERGY)

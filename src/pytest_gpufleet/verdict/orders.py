@@ -25,6 +25,7 @@ from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE, GpuTopology, Missing, Where, grouped
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.redaction import one_line
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.toml_table import FileError, Text, table_type
 
@@ -326,13 +327,9 @@ def order_text(record: Record, run: str) -> str:
             known = {key: value for key, value in values.items() if key not in missing and value != ""}
             table |= {key.partition(".")[2]: value for key, value in known.items()}
         content[name] = tables if name in KINDS else tables[0]
-    head = HEAD.format(run=_line(run), utc=record.run.utc, host=_line(record.run.host))
-    remarks = "".join(f"# {key}: {_line(why)}\n" for key, why in left_out.items())
+    head = HEAD.format(run=one_line(run), utc=record.run.utc, host=one_line(record.run.host))
+    remarks = "".join(f"# {key}: {one_line(why)}\n" for key, why in left_out.items())
     return f"{head}{remarks}\n{tomli_w.dumps({key: value for key, value in content.items() if value})}"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _value(key: str, machine: Machine, topology: GpuTopology, table: Asked) -> str | int | Missing:

@@ -34,9 +34,10 @@ class NoPeak(Exception):
     """Why the driver's facts give no peak."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Peak:
-    """`value` in `unit`, and how it comes about, to be read and followed."""
+    """`value` in `unit`, and how it comes about, to be read and followed. Of several GPUs the least able one decides
+    for all: none must be asked for too much."""
 
     value: float
     unit: str
@@ -135,12 +136,10 @@ def model_flops_utilization(
 
 def above_peak(tokens: Measurement, least_flop_a_token: float, topology: GpuTopology) -> list[Fault]:
     """Figures that are above what the GPUs can do, if a token takes so many operations at least."""
-    faults = []
-    for at, peak in _peaks(tokens, topology).items():
-        rate = tokens.values[at] * least_flop_a_token / 1e12
-        if rate > peak:
-            faults.append(Fault("implausible_value", (at,), f"{rounded(rate)} TFLOP/s of at most {rounded(peak)}"))
-    return faults
+    peaks, text = _peaks(tokens, topology), "{} TFLOP/s of at most {}"
+    rates = {at: tokens.values[at] * least_flop_a_token / 1e12 for at in peaks}
+    above = ((at, text.format(rounded(rate), rounded(peaks[at]))) for at, rate in rates.items() if rate > peaks[at])
+    return [Fault("implausible_value", (at,), what) for at, what in above]
 
 
 def _peaks(tokens: Measurement, topology: GpuTopology) -> dict[Where, float]:
@@ -261,7 +260,7 @@ Part = tuple[float, Peak]
 
 def _memory(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     part = OPERATIONS.get(str(measurement.conditions.get("operation")), MEMORY)
-    return part, _lowest(map(memory_bandwidth, gpus_of(measurement.values, topology)))
+    return part, min(map(memory_bandwidth, gpus_of(measurement.values, topology)))
 
 
 def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -269,24 +268,24 @@ def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
     if under.get("at_once") != "one" or "both" in str(under.get("direction")):
         raise NoPeak("GPUs and directions share a way to the host that nobody knows")
     gpus = gpus_of(measurement.values, topology)
-    return HOST_PCIE_3 if any(pcie(gpu)[0] <= 3 for gpu in gpus) else HOST, _lowest(map(host_link, gpus))
+    return HOST_PCIE_3 if any(pcie(gpu)[0] <= 3 for gpu in gpus) else HOST, min(map(host_link, gpus))
 
 
 def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("precision") not in ("fp16", "bf16") or "work" in measurement.conditions:
         raise NoPeak("only products in 16 bits are looked up")
     gpus = gpus_of(measurement.values, topology)
-    parts = (PRODUCTS, _lowest(map(product_rate, gpus))), (POWER, _lowest(map(power_bound, gpus)))
+    parts = (PRODUCTS, min(map(product_rate, gpus))), (POWER, min(map(power_bound, gpus)))
     return min(parts, key=lambda part: part[0] * part[1].value)
 
 
 def _pair(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
     if measurement.conditions.get("link") != "NVLink":
-        return PAIR_PCIE, _lowest(map(host_link, gpus_of(measurement.values, topology)))
+        return PAIR_PCIE, min(map(host_link, gpus_of(measurement.values, topology)))
     links = {where: topology.link(where) for where in measurement.values}
     if not all(links.values()):
         raise NoPeak("it is not of pairs of this machine's GPUs")
-    return PAIR, _lowest(nvlinks(topology.of(where)[0], _links(link)) for where, link in links.items())
+    return PAIR, min(nvlinks(topology.of(where)[0], _links(link)) for where, link in links.items())
 
 
 def _collective(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:
@@ -300,17 +299,17 @@ def _collective(measurement: Measurement, topology: GpuTopology, measured: Seque
         raise NoPeak("nobody has looked up this collective")
     if inside:  # from 1 GiB on 0.76 (18 nodes of GB200, coreweave/nccl-tests) and more
         most = max((gpu.nvlinks_active for gpu in topology.gpus), default=0)
-        return fraction, _lowest(nvlinks(gpu, most) for gpu in topology.gpus)
+        return fraction, min(nvlinks(gpu, most) for gpu in topology.gpus)
     # Two GPUs with a bridge have one way, like those of a switch: a gate for H100 NVL is 0.69 (Azure).
     if topology.fabric == "nvswitch" or (topology.fabric, len(topology.gpus)) == ("nvlink", 2):
         counts = [max(map(_links, row), default=0) for row in topology.links]
-        return fraction, _lowest(map(nvlinks, topology.gpus, counts))
+        return fraction, min(map(nvlinks, topology.gpus, counts))
     if peak := _mesh(collective, topology, measured):
         return fraction, peak
     hops = [each for each in map(_hop, measured) if each and each.value > 0]
     if not hops:
         raise NoPeak(f"this run has not measured what it follows from ({METRICS['ring_bandwidth'].title})")
-    return (EACH if collective in EACH_TO_EACH else RING), _lowest(hops)
+    return (EACH if collective in EACH_TO_EACH else RING), min(hops)
 
 
 def _hop(measurement: Measurement) -> Peak | None:
@@ -412,7 +411,7 @@ def _of_all_nodes(measurement: Measurement, topology: GpuTopology, measured: Seq
     if gpus > 1 and topology.fabric != "nvswitch":  # then what lies within a node may be slower than its rails
         of_one_node = [each for each in measured if "nodes" not in each.conditions]
         alone = _lowest_of(of_one_node, ("busbw",), {"collective": "all_reduce", "bytes": under["bytes"]})
-        peak = _lowest([peak, Peak(alone, "GB/s", "as measured on one node")])
+        peak = min([peak, Peak(alone, "GB/s", "as measured on one node")])
     return RAILS_TOGETHER, peak
 
 
@@ -438,11 +437,6 @@ _THEORIES: dict[str, Callable[[Measurement, GpuTopology, Sequence[Measurement]],
     "memory": _memory, "host": _host, "products": _products, "port": _port, "pair": _pair,
     "collective": _collective, "training": _training, "decoding": _decoding, "rail": _rail,
 }  # fmt: skip
-
-
-def _lowest(each: Iterable[Peak]) -> Peak:
-    """Of several GPUs the least able one decides for all: none must be asked for too much."""
-    return min(each, key=lambda peak: peak.value)
 
 
 def _links(link: str) -> int:
