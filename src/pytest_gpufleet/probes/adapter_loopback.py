@@ -31,6 +31,7 @@ THROUGH_THE_NETWORK = {
 }  # fmt: skip
 # In a rehearsal ranks talk over this interface, and no adapter.
 LOOPBACK_INTERFACE = Port("lo")
+Turn = dict[int, str]  # which pair of ranks takes which port
 
 
 @dataclass
@@ -43,9 +44,6 @@ class Loopback:
     at_once: dict[str, tuple[float, ...]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
-
-
-Turn = dict[int, str]  # which pair of ranks takes which port
 
 
 def adapters_in_loopback(world: World, ports: Sequence[Port]) -> Loopback:

@@ -256,9 +256,8 @@ def doubling(world: World) -> list[World]:
 
 
 def affordable(world: World, sizes: Sequence[int]) -> list[int]:
-    """Those of these sizes, in bytes, with which nodes are measured. Where nodes have fast ports (InfiniBand, RoCE,
-    EFA), all of them: limits are published for such networks, and a broken one must not escape them. Elsewhere the
-    smallest, and those that all ranks reduce in a time that a check has."""
+    """Those of these sizes, in bytes, with which nodes are measured: all where nodes have fast ports, since limits are
+    published for such networks; elsewhere the smallest, and those that all ranks reduce in a time that a check has."""
     most = world.run(_affordable, max(sizes))[0]
     return [size for size in sizes if size <= max(most, min(sizes))]
 

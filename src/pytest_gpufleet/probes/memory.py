@@ -30,7 +30,6 @@ from pytest_gpufleet.world.world import World
 ARRAY_BYTES = {"cuda": 2 * GiB, "cpu": MiB}  # far larger than any cache
 WARM_UP_SECONDS, SAMPLE_SECONDS = {"cuda": 0.5, "cpu": 0.0}, {"cuda": 0.2, "cpu": 0.002}
 SAMPLES = 3
-SCALAR = 0.4
 # Boards of one model with other part numbers differ in each of the two, one the better in one and one in the other: of
 # the H200 by 0.6 and 0.7 %, and by 0.03 % in the geometric mean of both (six machines, 2026-11-21 and 23).
 BOTH = "copy and triad"
@@ -43,7 +42,7 @@ def memory_bandwidth(rank: Rank) -> list[Reading]:
     a, b, c = (torch.rand(ARRAY_BYTES[kind] // 8, dtype=torch.float64, device=rank.device) for _ in range(3))
     operations: dict[str, tuple[int, Callable[[], object]]] = {
         "copy": (2, lambda: c.copy_(a)),
-        "triad": (3, lambda: torch.add(b, c, alpha=SCALAR, out=a)),
+        "triad": (3, lambda: torch.add(b, c, alpha=0.4, out=a)),
     }
     rates = {}
     warm_up(rank.device, operations["copy"][1], WARM_UP_SECONDS[kind])  # and the triad follows without a rest
@@ -91,7 +90,6 @@ def clocks_under_load(rank: Rank) -> ClocksUnderLoad | None:
 
 
 ARRAYS = 3  # that a triad moves: two are read, one is written
-FACTOR = 3.0
 
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
@@ -159,7 +157,7 @@ def _first_touched(nbytes: int, value: float) -> Tensor:
 def _rate(a: Tensor, b: Tensor, c: Tensor, seconds: float) -> float:
     times, began = 0, time.perf_counter()
     while times == 0 or time.perf_counter() - began < seconds:
-        torch.add(b, c, alpha=FACTOR, out=a)
+        torch.add(b, c, alpha=3.0, out=a)
         times += 1
     return times * ARRAYS * a.nbytes / (time.perf_counter() - began) / 1e9
 

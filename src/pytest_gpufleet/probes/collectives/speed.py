@@ -41,8 +41,7 @@ def bus_bandwidth(rank: Rank, name: str, nbytes: int, in_place: bool | None = No
 
 
 def collective_latency(rank: Rank, name: str, nbytes: int) -> Reading:
-    """Time in us of one collective of many in a row, as `bus_bandwidth` measures it, for small S = `nbytes` (at least
-    one element for each part). The median of five samples; the slowest rank counts."""
+    """Microseconds of one collective of many in a row, as `bus_bandwidth` measures it. The median of five samples."""
     return _timed(rank, "collective_latency", name, nbytes, 5, lambda seconds, moved: seconds * 1e6)
 
 

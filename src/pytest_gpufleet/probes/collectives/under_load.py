@@ -133,8 +133,7 @@ def beside(own: Sequence[float], others: Sequence[float]) -> float:
 
 @returns_memory
 def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> tuple[int, int]:
-    """How many elements are wrong of matmuls and of sums that are computed at the same time: the former are compared
-    bit for bit with the one that was computed alone."""
+    """How many elements of matmuls are other bits than alone, and how many sums are wrong, at the same time."""
     multiply = multiplication(precision, *operands(precision, shape_on(rank.device, precision), rank.device))
     sums = Repeated(rank, NAME, rank.group, timing.own_stream(rank.device), nbytes // 4)
     wrong, what = torch.zeros((), dtype=torch.int64, device=rank.device), f"{NAME} of {4 * sums.count:,} bytes"

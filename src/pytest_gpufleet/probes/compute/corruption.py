@@ -94,14 +94,9 @@ def _added(every: Sequence[Compared]) -> dict[int, Amount]:
     return {at: Amount(sum(s for s, _ in found[at]), sum(n for _, n in found[at])) for at in sorted(found)}
 
 
-class _Round(NamedTuple):
-    """On its way to be computed."""
-
-    number: int
-    multiply: Callable[[], Tensor]
-    results: list[Tensor]
-    hashes: Tensor
-    marks: tuple[Mark, Mark, Mark]  # when it began, when the matmuls and when all is done
+# A round on its way to be computed: its number, what multiplies, results, hashes, and when it began, and when the
+# matmuls and when all are done.
+_Round = tuple[int, Callable[[], Tensor], list[Tensor], Tensor, tuple[Mark, Mark, Mark]]
 
 
 class Matmuls:
@@ -144,31 +139,32 @@ class Matmuls:
         self.laps = []
         with rate.strictly(self.precision):
             ahead: _Round | None = self._launched(first)
-            while now := ahead:
+            while ahead:
+                number, multiply, results, of_round, marks = ahead
                 # While a round is looked at the device computes the next one: a pause would let it cool down.
                 more = len(hashes) + 1 < least or time.monotonic() - began < seconds
-                ahead = self._launched(now.number + 1) if more else None
+                ahead = self._launched(number + 1) if more else None
                 if self._stream is not None:
-                    now.marks[-1].synchronize()
-                every = now.hashes.tolist()
+                    marks[-1].synchronize()
+                every = of_round.tolist()
                 usual = Counter(every).most_common(1)[0][0]
                 if set(every) != {usual}:
-                    right, before = now.results[every.index(usual)], wrong
-                    for index, result in enumerate(now.results):
+                    right, before = results[every.index(usual)], wrong
+                    for index, result in enumerate(results):
                         count, elements = _unlike(result, right)
                         wrong += count
                         shown = elements[: max(0, SHOWN - len(texts))]
-                        texts += [f"round {now.number}, matmul {index + 1}, {each}" for each in shown]
+                        texts += [f"round {number}, matmul {index + 1}, {each}" for each in shown]
                     if not before:
-                        again, _ = _unlike(now.multiply(), right)
+                        again, _ = _unlike(multiply(), right)
                         texts.append(f"computed again {f'{again:,} are wrong' if again else 'it is right'}")
-                if not hashes and not (finite := now.results[0].isfinite()).all():
+                if not hashes and not (finite := results[0].isfinite()).all():
                     texts.append(f"NaN or infinite elements: {int((~finite).sum()):,}")
                 hashes.append(usual)
                 done, since, at = time.monotonic(), done, clock()
                 spent, matmuls = amounts.get(at, (0.0, 0))
                 amounts[at] = Amount(spent + done - since, matmuls + ROUND)
-                self.laps.append((done, between(*now.marks[:2]) / ROUND))
+                self.laps.append((done, between(*marks[:2]) / ROUND))
         computed = ROUND * len(hashes)
         trouble = "; ".join([*([f"wrong elements: {wrong:,}, in {computed:,} matmuls"] if wrong else []), *texts])
         return Compared(
@@ -182,7 +178,7 @@ class Matmuls:
         computed = mark(self._stream)
         sums = torch.stack([self._sums(each) for each in results])
         hashes = (sums * self._factors).sum(1).to("cpu", non_blocking=True)
-        return _Round(number, multiply, results, hashes, (began, computed, mark(self._stream)))
+        return number, multiply, results, hashes, (began, computed, mark(self._stream))
 
     def launch(self) -> Tensor:
         """Begin the matmul of round 0: whether it differs from the first such one, on the device."""
@@ -320,8 +316,7 @@ class Soaked(NamedTuple):
 
 
 def soak(rank: Rank, precision: str, seconds: float) -> Soaked:
-    """Compute and compare matmuls for `seconds` without a rest. The rate is that of a window at the end, of the matmuls
-    alone: what hashes take is no part of it."""
+    """Compute and compare matmuls for `seconds` without a rest. The rate is of matmuls alone in a window at the end."""
     rate.must_have(precision, rank.device)
     with Watch(rank.gpu) as watch, rank.phase(f"{precision} matmuls, compared"):
         work = Matmuls(rank.device, precision)

@@ -36,7 +36,6 @@ Samples = tuple[float, ...]
 # copies have the way to themselves; microseconds of a copy; or nothing, since they are made once.
 Sampling = Literal["bandwidth", "lasting", "latency", "once"]
 
-SMALL_BYTES, SMALL_COPIES = 16, 100
 PAIR = "device to device"
 
 HostDirection = Literal["host to device", "device to host", "both"]
@@ -72,7 +71,7 @@ def ring_bandwidth(world: World, topology: GpuTopology, nbytes: int) -> Copied:
 
 def pair_latency(world: World, topology: GpuTopology) -> Copied:
     """Microseconds from one read of 16 bytes to the next, of 100, as p2pBandwidthLatencyTest of CUDA samples has it."""
-    return _copied(world, topology, "pair_latency", {}, SMALL_BYTES, _each_pair(world.size, topology), "latency")
+    return _copied(world, topology, "pair_latency", {}, 16, _each_pair(world.size, topology), "latency")
 
 
 def wrong_data(world: World, topology: GpuTopology, nbytes: int) -> list[Fault]:
@@ -230,7 +229,7 @@ def _copy(rank: Rank, pairs: dict[int, int], sampling: Sampling, writes: bool, l
             return copying.bandwidth(ends.copier, copies, meet, lasting)
         ends.copier.seconds(copies, 0, 1, meet)  # the first use of a way makes it
         count = 0 if sampling == "once" else copying.SAMPLES
-        return tuple(1e6 * ends.copier.seconds(copies, copying.WARM_UP, SMALL_COPIES) for _ in range(count))
+        return tuple(1e6 * ends.copier.seconds(copies, copying.WARM_UP, 100) for _ in range(count))
 
 
 def _difference(rank: Rank, filled: dict[int, int]) -> str:

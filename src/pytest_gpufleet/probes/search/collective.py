@@ -194,9 +194,8 @@ def span(rates: Iterable[float], unit: str = "GB/s") -> str:
 def who_slows_pairs(
     kinds: Iterable[Mapping[Where, float]], share: float = SLOW_COPIES, shown: Callable[[Iterable[float]], str] = span
 ) -> Fault:
-    """Which GPU the slow pairs have in common, or which pair it is: slow are those nearer to the slowest than to the
-    fastest, if these are less than `share` of all others. `kinds`: the rates of pairs with one kind of link each, of
-    which the fastest says what is usual."""
+    """Which GPU the slow pairs have in common, or which pair it is: those nearer to the slowest than to the fastest, if
+    less than `share` of all others. `kinds`: the rates of pairs with one kind of link each, whose fastest is usual."""
     rates, shares = dict[Where, float](), dict[Where, float]()
     for kind in kinds:
         known = {pair: 0.0 if math.isnan(rate) else rate for pair, rate in kind.items()}

@@ -349,8 +349,7 @@ def without_sync(module: nn.Module) -> AbstractContextManager[None]:
 def fully_sharded(
     rank: Rank, model: nn.Module, dtype: torch.dtype = torch.float32, parts: Iterable[nn.Module] | None = None
 ) -> nn.Module:
-    """`model` under FSDP: the parameters of one of `parts` (submodules, by default its children) are gathered when it
-    is their turn. It computes in `dtype` and reduces gradients in fp32. FSDP takes no channels_last parameters."""
+    """`model` under FSDP, gathered by `parts` (by default its children), in `dtype`; gradients are reduced in fp32."""
     if rank.device.type == "cpu" and torch.__version__ < "2.11":
         # https://github.com/pytorch/pytorch/issues/162338; before torch 2.7 it does not run there at all.
         not_applicable("FSDP on CPU ranks needs torch 2.11: older ones sum gradients where they should average")
