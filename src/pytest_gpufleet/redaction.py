@@ -124,7 +124,7 @@ def redacted(text: str) -> str:
     for secret in _secrets():
         if secret[:SHORTEST] in text or secret[-SHORTEST:] in text:
             text = _by_value(secret).sub(HIDDEN, text)
-    lines = _KEY.sub(_hide_key, text).split("\n")
+    lines = _KEY.sub(lambda key: key[1] + re.sub(r"(?m)^.*\S.*$", HIDDEN, key[2]), text).split("\n")
     for number, line in enumerate(lines):
         lower = line.lower()
         if any(mark in lower for mark in _MARKS):
@@ -132,10 +132,6 @@ def redacted(text: str) -> str:
                 lines[number] = re.sub(pattern, _hide, lines[number])
     text = "\n".join(lines)
     return _aliases.text(text) if _aliases else text
-
-
-def _hide_key(found: re.Match[str]) -> str:
-    return found[1] + "\n".join(HIDDEN if line.strip() else line for line in found[2].split("\n"))
 
 
 def _hide(found: re.Match[str]) -> str:

@@ -94,9 +94,6 @@ def _print_json(topology: GpuTopology, running: Callable[[], str], sample: Sampl
     print(json.dumps({"time": sample.time, "running": running() or None, "gpus": gpus}), flush=True)
 
 
-SCHEMA = 3  # 1 had no topology, 2 the facts of GPUs beside it
-
-
 @subcommand(
     "print everything the inventory reads, as one JSON document, secrets hidden",
     argument("--anonymous", action="store_true", help="aliases, as --fleet-alias puts them in"),
@@ -106,7 +103,8 @@ def snapshot(given: argparse.Namespace) -> int:
         taken = take(node)
     # Of the environment it holds what environment.relevant() shows.
     topology = codec.plain(replace(node.topology, gpus=taken.gpus))
-    document = {"schema": SCHEMA, "taken": taken.taken, "host": codec.plain(dict(taken.host)), "topology": topology}
+    # Schema 1 had no topology, 2 the facts of GPUs beside it.
+    document = {"schema": 3, "taken": taken.taken, "host": codec.plain(dict(taken.host)), "topology": topology}
     use_aliases(given.anonymous)
     print(json.dumps(aliased(document), indent=1))
     return 0

@@ -21,8 +21,7 @@ from pytest_gpufleet.verdict.power import Comparison
 
 COLUMNS_WIDE = 150
 NARROW = ("slow", "measurement", "line", "1 %", "2 %", "5 %", "10 %", "95% from")  # those of a narrower terminal
-SIZES = (f"{100 * size:g} %" for size in power.SIZES)
-COLUMNS = ("line", *SIZES, *(f"{each:.0%} from" for each in power.PROBABILITIES))
+COLUMNS = ("line", *(f"{100 * size:g} %" for size in power.SIZES), *(f"{at:.0%} from" for at in power.PROBABILITIES))
 # What distinguishes measurements of one metric.
 TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes", "nvls")
 

@@ -202,9 +202,8 @@ FIRMWARE = dict.fromkeys(("35.8002", "39.8002", "43.8002", "46.3008"), "security
 def known_defects(driver: str, ports: Iterable[Port]) -> tuple[list[Fault], list[Fault]]:
     """What condemns the versions of driver and adapters, and what is only shown."""
     of_nvidia = (port for port in ports if (port.adapter or "").startswith("MT"))
-    adapters = grouped((port.firmware, port.device) for port in of_nvidia if port.firmware)
     shown = _older("version_old", f"driver {driver}", driver, UPDATES)
-    for version, devices in adapters.items():
+    for version, devices in grouped((port.firmware, port.device) for port in of_nvidia if port.firmware).items():
         what = f"firmware {version} of {', '.join(devices)}"
         shown += _older("version_old", what, version.partition(".")[2], FIRMWARE)
     return _older("version_defective", f"driver {driver}", driver, DEFECTS), shown

@@ -115,10 +115,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"gpufleet: {run.target.headline(run.options.level, run.options.basis)}{resumed}"]
     header = run.evidence.record.run
     if header.transport:
-        names = [node.host for node in header.nodes]
         safe = INSECURE if header.secured == "insecure" else ""
         how = "processes of this machine" if header.transport == "local" else f"by {header.transport}"
-        lines.append(f"nodes: {some(names, MOST_NAMES)}, {how}{safe}")
+        lines.append(f"nodes: {some([node.host for node in header.nodes], MOST_NAMES)}, {how}{safe}")
         return [*lines, *host_runs.one_host(run.evidence.record)]
     return [*lines, *summary_lines.software(run.evidence.record)]
 

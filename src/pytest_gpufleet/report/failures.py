@@ -179,11 +179,10 @@ class Failure(NamedTuple):
 
 def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     """Every check that failed or missed a limit, with its cases; those that all said the same together."""
-    cases = grouped((check_id.partition("[")[0], check_id) for check_id in accused)
     missed = grouped((each.check, _miss(each, record.hosts)) for each in record.findings if each.state == "missed")
     found = (
         _failure(name, ids, record, accused, [miss for check_id in ids for miss in missed.get(check_id, ())])
-        for name, ids in cases.items()
+        for name, ids in grouped((check_id.partition("[")[0], check_id) for check_id in accused).items()
     )
     told = []
     for group in grouped((("", each.said) if each.said else (each.name, ""), each) for each in found).values():

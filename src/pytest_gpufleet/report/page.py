@@ -43,11 +43,9 @@ LEAVES_NOTHING_OPEN = {
     "Limits of the given profile that applied to no measurement": not_applied,
 }
 
-NOWHERE: Mapping[str, str] = {}
-
 
 def page(
-    record: Record, sha256: str = "", runs: NodeRuns = ALONE, reports: Mapping[str, str] = NOWHERE,
+    record: Record, sha256: str = "", runs: NodeRuns = ALONE, reports: Mapping[str, str] | None = None,
     language: Language | None = None,
 ) -> str:  # fmt: skip
     """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `runs`: of its nodes.
@@ -56,7 +54,7 @@ def page(
     with in_language(language or record.run.language):
         if record.of_cluster:
             fleet = over_nodes(record, runs)
-            nodes = HostsPart("node", "nodes", fleet, rows_of_nodes(record, fleet), reports)
+            nodes = HostsPart("node", "nodes", fleet, rows_of_nodes(record, fleet), reports or {})
         title = f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}"
         return render(
             "page.html.jinja", title=title, made="Made by {tool} from the evidence of the run.", sha256=sha256,
@@ -74,7 +72,6 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         said = {check: each for check, each in said.items() if check in ours}
     failed = failures.failures(record, said)
     shown = enumerate(failed[:MOST_FAILURES], 1)
-    anchors = {each.name: f"fleet-failure-{at}" for at, failure in shown for each in failure.alike or [failure]}
     rows = [] if nodes else failures.grid_rows(record, parts, said)
     states = {cell.state for row in rows for cell in row.cells}
     return {
@@ -102,7 +99,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "failures_left_out": len(failed[MOST_FAILURES:]),
         "most_rows": MOST_ROWS,
         "most_messages": failures.MOST_MESSAGES,
-        "anchors": anchors,
+        "anchors": {each.name: f"fleet-failure-{at}" for at, failure in shown for each in failure.alike or [failure]},
         "sections": list(_sections(parts, said, sources, record.hosts)),
         "sources": sources,
         "telemetry": _telemetry(record),

@@ -102,10 +102,9 @@ def counted(record: Record) -> int:
 def line_of(limit: Limit, measurement: Measurement, limits: Profile, topology: GpuTopology, count: int) -> Limit:
     """A limit as it is on this machine: of a reference the line below it that the mean of the places, or each without
     peers, must not be worse than, by how much healthy machines differ, or by a fixed tolerance where nobody knows."""
-    part = topology.part if "part" in limit.conditions else ""
     if limit.reference is None or not measurement.values:
         return limit
-    known = limits.spread_for(measurement, topology.fabric, part)
+    known = limits.spread_for(measurement, topology.fabric, topology.part if "part" in limit.conditions else "")
     gpus = 1 if measurement.definition.peer_tolerance is None else len(measurement.values)
     worse = known.machine_line(limit.reference.machines, gpus, count).at
     between = known.seen and known.seen[1]

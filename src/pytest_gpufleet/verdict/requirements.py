@@ -57,9 +57,8 @@ def load(given: Path) -> Requirements:
                     raise table.error(f'"{key}" cannot have "{name}"; {meant}', key)
     if not lines:
         raise FileError(f"{path}: requires nothing; write a table [[requirement]] for each line, as in docs/orders.md.")
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     content = msgspec.convert([table.values for table in lines], tuple[Requirement, ...])
-    return Requirements(path.name, sha256, top.values["name"], content)
+    return Requirements(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), top.values["name"], content)
 
 
 def _unknown(key: str, name: str) -> str:

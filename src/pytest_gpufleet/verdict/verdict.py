@@ -63,9 +63,8 @@ def concluded(record: Record) -> tuple[VerdictWord, list[Check], list[str]]:
     # A check may have swallowed what it found; it is recorded all the same.
     seen, disturbed = {check.id for check in failed}, accusations.disturbed(record)
     swallowed = {finding.check for finding in record.findings if finding.state == "missed"} - seen - disturbed
-    left = (fault for fault in record.faults if fault.check not in seen | swallowed | disturbed)
     unseen = []
-    for fault in left:
+    for fault in (fault for fault in record.faults if fault.check not in seen | swallowed | disturbed):
         if not is_stated(record, fault):
             when = f"while {fault.check} ran" if fault.watched and fault.check else fault.check
             unseen.append(": ".join(filter(None, (when, fault.described(record.topology.identity)))))

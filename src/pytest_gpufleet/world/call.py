@@ -236,9 +236,8 @@ def raise_again(outcomes: Mapping[int, Outcome]) -> None:
     __tracebackhide__ = True
     for kind, (_, again) in ENDINGS.items():
         if texts := {rank: outcome.error_text for rank, outcome in outcomes.items() if outcome.kind == kind}:
-            text = next(iter(texts.values()))
             where = "" if len(texts) == len(outcomes) else f" (on {ranks_text(texts)} of {len(outcomes)} only)"
-            raise again(text + where)
+            raise again(next(iter(texts.values())) + where)
 
 
 TAIL_BYTES = 8 * 1024

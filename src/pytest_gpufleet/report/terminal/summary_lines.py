@@ -113,8 +113,7 @@ def node_lines(record: Record) -> list[Line]:
     """No more than SCREEN, however many nodes there are."""
     lines = wrapped(headline(record), "", stamp(record).markup)
     lines += [*wrapped(say("; ").join(nodes_in_words(record)), "  "), *wrapped(why(record), "  ")]
-    against = [wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)]
-    lines += first_few(against, 6, "  - ")
+    lines += first_few([wrapped(_short(reason), "  - ") for reason in reasons(record, with_checks=True)], 6, "  - ")
     lines += table_lines(narrow(group_table(record)))
     # The checks between nodes that failed, with what was found out about each.
     said = {check: each for check, each in accused(record).items() if record.suite.between_nodes(check)}

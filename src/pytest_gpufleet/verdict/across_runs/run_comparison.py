@@ -88,10 +88,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     small messages, are shown and never outliers. Fingerprints are equal or not."""
     measured = {name: figures(record.findings) for name, record in runs.items()}
     judged = to_compare(runs)
-    every = dict.fromkeys(figure for of_run in measured.values() for figure in of_run)
     comparisons = sum(len(of_run[figure]) for of_run in measured.values() for figure in of_run.keys() & judged)
     rows, worse, alone = [], [], 0
-    for figure in every:
+    for figure in dict.fromkeys(figure for of_run in measured.values() for figure in of_run):
         values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
         if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
             alone += len(values)

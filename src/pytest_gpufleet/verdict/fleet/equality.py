@@ -311,9 +311,8 @@ def not_compared(records: Records) -> list[str]:
     setups = grouped(found)
     if len(setups) < 2:
         return []
-    each = "; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items())
     text = "fingerprints are compared only where GPU model, libraries and driver branch are the same: {setups}"
-    return [Said(text, setups=each)]
+    return [Said(text, setups="; ".join(f"{setup} ({', '.join(names)})" for setup, names in setups.items()))]
 
 
 def _computed(record: Record) -> Mapping[Work, Mapping[Where, str]]:

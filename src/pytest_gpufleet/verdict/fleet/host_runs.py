@@ -217,9 +217,8 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
 
 def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], list[Gap]]:
     """The newest run of each host, by name; which others there are; and names and GPUs that two machines have."""
-    of_host = grouped((run.host, run) for run in runs)
     hosts, notes, gaps = list[HostRun](), list[str](), list[Gap]()
-    for host, found in sorted(of_host.items(), key=lambda item: natural(item[0])):
+    for host, found in sorted(grouped((run.host, run) for run in runs).items(), key=lambda item: natural(item[0])):
         *others, newest = sorted(found, key=lambda run: run.record.run.began)
         hosts.append(replace(newest, earlier=tuple(run.record for run in others if run.gpus & newest.gpus)))
         if others:
@@ -237,8 +236,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
 def _in_several(owners: Iterable[tuple[str, str]]) -> list[Gap]:
     """Of GPUs, each with a host that has it."""
     several = sorted({tuple(names) for names in grouped(owners).values() if len(names) > 1})
-    text = "the same GPU is in all of these: one run is there twice"
-    return [Gap("one GPU", names, Said(text)) for names in several]
+    return [Gap("one GPU", names, Said("the same GPU is in all of these: one run is there twice")) for names in several]
 
 
 def muster(hosts: Iterable[HostRun], unusable: Iterable[Unusable], expected: Collection[str] | None) -> list[Gap]:
