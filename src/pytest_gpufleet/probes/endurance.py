@@ -82,13 +82,12 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
     conditions: dict[str, Condition] = {"work": "burn-in", "seconds": round(seconds), "ranks": world.size}
     slowest = [min(result.rate for result in results) for results in turns["training"]]
     # Of matmuls, the median of each turn, and then of all turns: a single spike does not make up for a light load.
-    watts = {place: _watts(turn.state for turn in own) for place, own in matmuls.items()}
     return [
         Measurement("gemm", {place: median(each) for place, each in samples.items()}, conditions, samples),
         corruption.bound(world, every),
         _retention("matrix products", samples, cold["matrix products"]),
         _retention("training", {WORLD: slowest}, cold["training"]),
-        *_power("burn_power", world, watts),
+        *_power("burn_power", world, {place: _watts(turn.state for turn in own) for place, own in matmuls.items()}),
     ]
 
 

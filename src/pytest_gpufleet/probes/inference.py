@@ -166,8 +166,7 @@ def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
             trouble += [f"batch {batch}: {each}" for each in (*unlike, *_unlike_others(rank, decoder))]
             if together:
                 quiet, _ = _timed(rank, decoder, communicate=False)
-                share = loop.communication_share(rank, way, taken, quiet)
-                readings.append(replace(share, gpu_state=watch.state()))
+                readings.append(replace(loop.communication_share(rank, way, taken, quiet), gpu_state=watch.state()))
     return readings, "; ".join(trouble)
 
 

@@ -20,7 +20,6 @@ POLICY = Markup(f'<meta http-equiv="Content-Security-Policy" content="{RULES}">'
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLESHEET = TEMPLATES / "report.css"
-ABSENT = "—"
 
 
 def render(template: str, title: str, made: str, **content: object) -> str:
@@ -55,7 +54,7 @@ def _shown(value: Any) -> Any:
     """What the template prints for a value: a dash where nothing is known, no control characters."""
     if isinstance(value, Markup | int | float):
         return value
-    return ABSENT if value is None or value == "" else wording.clean(str(value))
+    return "—" if value is None or value == "" else wording.clean(str(value))
 
 
 def _prose(text: str) -> Markup:

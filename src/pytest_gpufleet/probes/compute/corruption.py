@@ -80,8 +80,7 @@ class Compared:
 
     @property
     def tflops(self) -> float:
-        matmuls = sum(each.matmuls for each in self.amounts.values())
-        return 2.0 * math.prod(self.shape) * matmuls / self.seconds / 1e12
+        return 2.0 * math.prod(self.shape) * sum(each.matmuls for each in self.amounts.values()) / self.seconds / 1e12
 
     def and_also(self, more: "Compared") -> "Compared":
         """Without hashes: of a rank that goes on for hours."""

@@ -90,8 +90,7 @@ def repeatable() -> Iterator[None]:
 
 
 def whole(most: int, *shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-most, most + 1, shape, generator=generator, dtype=torch.int32)
+    return torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
 
 
 def fixed(*shape: int, seed: int) -> Tensor:

@@ -124,8 +124,7 @@ class Flat:
         exact = {id(p) for p in (norms if dtype != torch.float32 else network.parameters())}
         self.parameters = sorted(network.parameters(), key=lambda p: id(p) in exact)
         split = len(self.parameters) - len(exact)
-        parts = (slice(0, split), slice(split, None))
-        self.parts = [each for each in parts if self.parameters[each]]
+        self.parts = [each for each in (slice(0, split), slice(split, None)) if self.parameters[each]]
         lengths = (-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in self.parameters)
         offsets = [0, *itertools.accumulate(lengths)]
         master = torch.zeros(offsets[-1], device=self.parameters[0].device)

@@ -270,8 +270,7 @@ def train_throughput(
     if rank.device.type == "cuda":
         tried = training.tried
         about["convolutions"] = f"by the fastest of {tried} algorithms" if tried else "as cuDNN's heuristics choose"
-    images = ranks * training.batch
-    readings = [throughput("train_throughput", images, laps.usual, conditions, together, details=about)]
+    readings = [throughput("train_throughput", ranks * training.batch, laps.usual, conditions, together, details=about)]
     if quiet:
         readings.append(communication_share(rank, conditions, *([each.mean for each in some] for some in laps[:2])))
     if closely and laps.busy:

@@ -61,8 +61,7 @@ class Shape:
     @property
     def bytes_of_weights(self) -> int:
         """Of training: weights, gradients and two moments of Adam in float32, and a copy of the weights in 16 bits."""
-        every = self.multiplied + self.width * self.vocabulary + (2 * self.layers + 1) * self.width
-        return (4 + 4 + 8 + 2) * every
+        return (4 + 4 + 8 + 2) * (self.multiplied + self.width * self.vocabulary + (2 * self.layers + 1) * self.width)
 
     @property
     def bytes_of_a_sequence(self) -> int:
@@ -204,8 +203,7 @@ def fitting_batch(shape: Shape, room: float) -> int:
 
 def sequences(shape: Shape, batch: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens and the ones that follow them, (batch, sequence) each, which count up from a random token: soon learnt."""
-    generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(shape.vocabulary, (batch, 1), generator=generator)
+    first = torch.randint(shape.vocabulary, (batch, 1), generator=torch.Generator().manual_seed(seed))
     tokens = ((first + torch.arange(shape.sequence + 1)) % shape.vocabulary).to(device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 

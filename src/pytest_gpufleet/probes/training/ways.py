@@ -54,9 +54,8 @@ def write_photos(folder: Path, count: int) -> None:
 
 def worker_count(ranks: int, batch_bytes: int) -> int:
     """Loader processes for each of `ranks` on this host: a core each, as far as their batches fit into /dev/shm."""
-    cores = len(os.sched_getaffinity(0)) // ranks
     room = shutil.disk_usage("/dev/shm").free // 2 // ranks // (PREFETCH * batch_bytes)
-    return max(1, min(MAX_WORKERS, cores, room))
+    return max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // ranks, room))
 
 
 def photo_loader(rank: Rank, folder: str, pixels: int, batch: int, batches: int, workers: int) -> DataLoader[Any]:
