@@ -98,8 +98,7 @@ def groups_of_nodes(world: World, nbytes: int) -> list[Measurement]:
 
 
 def squares(nodes: Sequence[int]) -> list[list[Group]]:
-    """Groups of about sqrt(N) nodes, all of the same size so that they can be compared. What is left over makes one
-    with nodes of the group before it, in a round of its own."""
+    """Groups of about sqrt(N) nodes, all of one size. What is left makes one with others, in a round of its own."""
     size = math.ceil(math.sqrt(len(nodes)))
     whole = len(nodes) // size * size
     groups = [tuple(nodes[begin : begin + size]) for begin in range(0, whole, size)]
@@ -246,8 +245,7 @@ TRIAL = 64 * MiB
 
 
 def doubling(world: World) -> list[World]:
-    """The first 1, 2, 4 ... nodes of a world, and all of them. Those of one NVLink domain come before those of others,
-    and the first of these is measured as a whole."""
+    """The first 1, 2, 4 ... nodes of a world, and all: one NVLink domain after the other, the first also whole."""
     nodes, domains = tuple(ranks_by_node(world)), nvlink_domains(world)
     whole = {len(domains[0])} if domains else set[int]()
     counts = {min(1 << power, len(nodes)) for power in range(len(nodes).bit_length() + 1)} | whole

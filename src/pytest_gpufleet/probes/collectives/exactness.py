@@ -307,16 +307,15 @@ def stays_exact(rank: Rank, duration: float, name: str = "all_reduce") -> Kept:
     return Kept(times, text, taken, times * job.count * job.mine.element_size())
 
 
-def two_at_once(rank: Rank, times: int = 10) -> str:
-    """all_reduce in one group and all_gather in another of the same ranks, each on a stream of its own, at the same
-    time: what is wrong on this rank, "" if nothing is. All ranks of the world call it."""
+def two_at_once(rank: Rank) -> str:
+    """What is wrong on this rank of an all_reduce and an all_gather at once, in groups and on streams of their own."""
     second = dist.new_group(dist.get_process_group_ranks(rank.group), timeout=TIMEOUT)
     assert isinstance(second, ProcessGroup)  # else this rank is no member
     groups = {"all_reduce": rank.group, "all_gather": second}
     jobs = [Repeated(rank, name, group, own_stream(rank.device)) for name, group in groups.items()]
     synchronize(rank)  # the data are there before other streams use them
     with rank.phase("all_reduce and all_gather at once"):
-        for _ in range(times):
+        for _ in range(10):
             for job in jobs:
                 job.launch()
             for job in jobs:

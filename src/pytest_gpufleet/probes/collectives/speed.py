@@ -135,9 +135,8 @@ def launch_time(rank: Rank) -> Reading:
     with rank.phase("launches of all_reduce"):
         launch()
         samples = tuple(median(_each(rank, launch) for _ in range(RUNS)) * 1e6 for _ in range(5))
-    return Reading(
-        "launch_time", median(samples), {"collective": "all_reduce", "bytes": 8, "ranks": rank.size}, samples
-    )
+    conditions: dict[str, Condition] = {"collective": "all_reduce", "bytes": 8, "ranks": rank.size}
+    return Reading("launch_time", median(samples), conditions, samples)
 
 
 def _each(rank: Rank, launch: Callable[[], object]) -> float:

@@ -47,7 +47,6 @@ class _Work:
     stream: timing.Stream
 
     def marks(self, count: int) -> list[timing.Mark]:
-        """Start it `count` times, with a mark before the first and after each."""
         with torch.cuda.stream(self.stream):
             return timing.marks(self.stream, self.launch, 1, count)
 
