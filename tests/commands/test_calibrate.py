@@ -131,6 +131,14 @@ def test_a_figure_that_had_a_limit_gets_one_though_it_requires_none(tmp_path, ca
     assert [limit.value for limit in written.limits if limit.metric == "busbw"] == [21.0, 360.0]
 
 
+def test_what_could_not_be_measured_gets_no_limit(tmp_path, calibrated, monkeypatch):
+    check, measurement, _ = runs.FIGURES[0]
+    nothing = (check, replace(measurement, metric="gemm", values={}, conditions={"precision": "fp16"}), True)
+    monkeypatch.setattr(runs, "FIGURES", [*runs.FIGURES, nothing])
+    written = calibrated(runs.record(tmp_path / "run"))
+    assert {limit.metric for limit in written.limits} == {"busbw", "collective_latency", "solo_train_throughput"}
+
+
 def test_the_margin_of_a_ratio_that_is_next_to_nothing_is_more_than_nothing(tmp_path, calibrated, monkeypatch):
     share = Measurement("communication_share", {"world": 0.004}, {"model": "resnet50", "recipe": "bf16", "ranks": 4})
     monkeypatch.setattr(runs, "FIGURES", (*runs.FIGURES, (runs.ALONE, share, True)))

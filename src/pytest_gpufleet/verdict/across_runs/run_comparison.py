@@ -29,9 +29,10 @@ def to_compare(runs: Mapping[str, Record]) -> set[Figure]:
 
 
 def figures(findings: Iterable[Finding]) -> dict[Figure, dict[Where, float]]:
-    """Each figure that counts and its value for every place, in their order; the worst one if it was measured twice."""
+    """Each figure that counts and its value for every place, in their order; the worst one if it was measured twice.
+    One of which nothing could be measured, as temperatures of CPU ranks, is none."""
     result: dict[Figure, dict[Where, float]] = {}
-    for finding in that_count(findings):
+    for finding in (each for each in that_count(findings) if each.measurement.values):
         figure = figure_of(finding.measurement)
         values = result.setdefault(figure, {})
         for place, value in finding.measurement.values.items():
@@ -91,9 +92,9 @@ def compare(runs: Mapping[str, Record]) -> RunComparison:
     comparisons = sum(len(of_run[figure]) for of_run in measured.values() for figure in of_run.keys() & judged)
     rows, worse, alone = [], [], 0
     for figure in dict.fromkeys(figure for of_run in measured.values() for figure in of_run):
-        values = {name: of_run[figure] for name, of_run in measured.items() if of_run.get(figure)}
-        if len(values) < 2:  # 0: no run has measured it, as temperatures of CPU ranks
-            alone += len(values)
+        values = {name: of_run[figure] for name, of_run in measured.items() if figure in of_run}
+        if len(values) < 2:
+            alone += 1
             continue
         found = _outliers(figure, values, runs, comparisons) if figure in judged else []
         worse += found
