@@ -38,19 +38,13 @@ from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
 
 PULSE_SECONDS = SAMPLE_SECONDS = 1.0
-LONGEST_WAIT_SECONDS = 2 * PULSE_SECONDS
-SUITE_SECONDS = 0.2  # between two looks at what its own run has written
 KILL_SECONDS = 5.0  # for all that was started here to be gone
-FAREWELL_SECONDS = 1.0  # for its last message to be taken
 REFUSED_SECONDS = 45.0  # of connections that are closed at once: the head may be at its begin, or at its end
-PREFIX, LOG = "gpufleet-node-", "agent.log"
+PREFIX = "gpufleet-node-"
 KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
-NOT_PASSED_ON = ("PYTEST_ADDOPTS", events.STARTED_BY)  # of the run of all nodes: each gets what is meant for it
-FULL_BYTES = 1 << 20  # or less is free
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
-# Kinds of events that are looked at.
-LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')
+LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')  # kinds of events
 # Who answers a question: the agent's own thread, or one of these. The driver may keep for ever who asks for the state
 # of a GPU, and ranks must be killed all the same.
 HERE, NODE, RANKS, NETWORK = "here", "node", "ranks", "network"
@@ -68,7 +62,7 @@ def main(settings: str) -> NoReturn:
         base = given.keep_in or tempfile.gettempdir()
         rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
         folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
-        with (folder / LOG).open("wb") as log:  # for all that is printed: a terminal, if any, is the controller's
+        with (folder / "agent.log").open("wb") as log:  # of all that is printed: a terminal is the controller's
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,7 +82,7 @@ def main(settings: str) -> NoReturn:
             name = given.name or host.own_name()
             os.write(terminal, f"gpufleet: {name}: this node's agent has ended: {why}\n".encode())
         if connection is not None:
-            connection.close(FAREWELL_SECONDS)
+            connection.close(linger=1.0)  # for its last message to be taken
         os._exit(0)  # a thread may be stuck in the driver
 
 
@@ -192,7 +186,7 @@ def part(folder: Path, name: str, offset: int, most: int) -> bytes:
 
 def full_disk(folder: Path, output: bytes = b"") -> str:
     """That the disk of this folder is full, as it is, or as a program wrote when it ended; "" if it is not."""
-    full = os.strerror(errno.ENOSPC).encode() in output or shutil.disk_usage(folder).free < FULL_BYTES
+    full = os.strerror(errno.ENOSPC).encode() in output or shutil.disk_usage(folder).free < 1 << 20
     return f"; the disk is full that {folder} is on" if full else ""
 
 
@@ -210,7 +204,8 @@ class SuiteProcess:
         held, self._lifeline = os.pipe()
         try:
             with self._output.open("wb") as output:
-                passed_on = {name: value for name, value in environment.items() if name not in NOT_PASSED_ON}
+                of_all = ("PYTEST_ADDOPTS", events.STARTED_BY)  # each node gets what is meant for it
+                passed_on = {name: value for name, value in environment.items() if name not in of_all}
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "pytest", *asked.arguments, f"--fleet-dir={self._reports}"],
                     cwd=asked.folder, env={**passed_on, **asked.variables, events.ONE_OF_MANY: "1"}, pass_fds=[held],
@@ -286,7 +281,7 @@ class Agent:
         self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
-        self._listening = messages.Listening(LONGEST_WAIT_SECONDS)
+        self._listening = messages.Listening(2 * PULSE_SECONDS)
         self._heard: float | None = None  # its controller, after so many seconds of listening
         self._connected: float | None = None  # since when, without a word of the head
         self._pulse_due = float("inf")
@@ -341,7 +336,7 @@ class Agent:
     def _wait(self) -> None:
         """Until anything happens, and no longer than it may."""
         running = self._suite is not None and not self._suite.over
-        seconds = min(self._pulse_due - time.monotonic(), SUITE_SECONDS if running else PULSE_SECONDS)
+        seconds = min(self._pulse_due - time.monotonic(), 0.2 if running else PULSE_SECONDS)  # it writes in between
         with selectors.PollSelector() as selector:
             for descriptor in (*self._connection.filenos(), *([0] if self._settings.lifeline else [])):
                 selector.register(descriptor, selectors.EVENT_READ)

@@ -24,7 +24,6 @@ from pytest_gpufleet.world.engines import processes
 # It has the sys.path of the process that starts it: the package may be importable by that alone.
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pytest_gpufleet.nodes import agent; agent.main(sys.argv[1])"
 KILL_SECONDS = 2.0  # of the time to close
-LEAST_SECONDS = 0.1  # for it, where no time is left
 
 
 class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,7 +105,7 @@ class OwnAgents:
                 process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
         alive = [process.pid for process in self._processes.values() if process.poll() is None]
         started = set(alive).union(*map(processes.descendants, alive))
-        processes.end(lambda: {*filter(processes.look, started)}, max(LEAST_SECONDS, until - time.monotonic()))
+        processes.end(lambda: {*filter(processes.look, started)}, max(0.1, until - time.monotonic()))
         left = {index: process.pid for index, process in self._processes.items() if process.poll() is None}
         return {index: f"process {pid} {processes.trouble(pid)}".rstrip() for index, pid in left.items()}
 

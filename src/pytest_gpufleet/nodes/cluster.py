@@ -22,12 +22,6 @@ class Lost(str):
     """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
 
 
-LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
-JOIN_SECONDS = 1.0  # for what the thread does beside waiting
-FENCE_SECONDS = 5.0  # for the ranks of a node that is back or left out to be killed
-# All that counts of what the fenced send, beside which of their checks have ended.
-OF_THE_FENCED = (messages.Reply, messages.SuiteEnded, messages.End)
-
 T = TypeVar("T")
 
 
@@ -46,8 +40,8 @@ class Cluster:
     comes to, and answers questions (for its files)."""
 
     def __init__(
-        self, transport: Transport, lost_after: float = LOST_AFTER_SECONDS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, transport: Transport, lost_after: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # a cable that is put back after 5 s costs nothing
         self.transport = transport
         self._clock = clock
         self._lost_after = lost_after
@@ -176,7 +170,7 @@ class Cluster:
                 self._changed.wait_for(lambda: not self._listening, timeout / 2)
             self._over = True
         if self._thread.is_alive():
-            self._thread.join(BEAT_SECONDS + JOIN_SECONDS)
+            self._thread.join(BEAT_SECONDS + 1.0)  # for what it does beside waiting
         unknown = self.names.keys() - self._gone - {*self.transport.starter.own}
         left = self.transport.close(max(0.0, until - time.monotonic()))
         return {**dict.fromkeys(unknown, "nothing is heard of it"), **left}
@@ -222,8 +216,8 @@ class Cluster:
         if not self.takes_part(node):
             if node not in self._fenced and not self._closing:
                 self._fence(node)
-            if not isinstance(message, OF_THE_FENCED):
-                return
+            if not isinstance(message, messages.Reply | messages.SuiteEnded | messages.End):
+                return  # nothing else that the fenced send counts, but which of their checks have ended
         match message:
             case Hello():
                 topology, machine = self._common.topology(message.topology), self._common.machine(message.machine)
@@ -250,7 +244,7 @@ class Cluster:
 
     def _fence(self, node: int) -> None:
         self._fenced.add(node)
-        self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), messages.KillRanks(FENCE_SECONDS))))
+        self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), messages.KillRanks(timeout=5.0))))
 
     def _lose(self, node: int, why: str) -> None:
         self._heard.pop(node, None)
@@ -263,11 +257,6 @@ class Cluster:
 
 
 # ---------------------------------------------------------------- ranks on several nodes
-
-EXAMINE_SECONDS = 5.0  # a node itself needs 0.3 s
-ANSWER_SECONDS = 5.0  # beyond what a node is given to kill its ranks
-# Where ranks meet whose first one is dead, which `wait` returns at once: they try to connect until they are killed.
-NOWHERE = "tcp://127.0.0.1:9"
 
 
 class ClusterEngine:
@@ -296,7 +285,8 @@ class ClusterEngine:
         except Trouble as trouble:
             self._cluster.leave_out(first, f"it has no address for the ranks to meet: {trouble}")
             self._deaths += self._deaths_of(first)
-            return NOWHERE
+            # `wait` returns its death at once. The others try to connect there until they are killed.
+            return "tcp://127.0.0.1:9"
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         for node, here in self._by_node(ranks).items():
@@ -317,7 +307,7 @@ class ClusterEngine:
     def examine(self, ranks: Iterable[int]) -> dict[int, Trace]:
         asked = self._by_node(ranks)
         questions = {node: messages.Examine(tuple(here)) for node, here in asked.items()}
-        answers, troubles = self._cluster.ask_each(questions, EXAMINE_SECONDS)
+        answers, troubles = self._cluster.ask_each(questions, 5.0)  # a node itself needs 0.3 s
         traces: dict[int, Trace] = {}
         for node, here in asked.items():
             why = troubles.get(node, "its node has ended it")  # as one does that is left out
@@ -327,7 +317,7 @@ class ClusterEngine:
     def kill(self, timeout: float) -> dict[int, str]:
         """Without nodes that do not: nothing more can be started on their GPUs. Lost ones have their agent or fence."""
         questions = dict.fromkeys(set(self._nodes.values()), messages.KillRanks(timeout))
-        answers, troubles = self._cluster.ask_each(questions, timeout + ANSWER_SECONDS)
+        answers, troubles = self._cluster.ask_each(questions, timeout + 5.0)
         for node, why in troubles.items():
             self._cluster.leave_out(node, f"it did not confirm that it ended its ranks: {why}")
         left: dict[int, str] = {}

@@ -27,10 +27,7 @@ from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 
 T = TypeVar("T")
 
-ANY_PORT = 9  # nothing is sent there: only the route to it is asked for
-SIOCGIFCONF, MOST_INTERFACES = 0x8912, 1024  # netdevice(7)
 IFCONF, IFREQ = struct.Struct("iP"), struct.Struct("16s4x4s16x")  # of an interface its name, and a sockaddr_in
-IF_INET6 = Path("/proc/net/if_inet6")  # not there where IPv6 is off
 # In either direction: some packets of any MTU, so that those too large for a switch are missed.
 MESSAGE_BYTES = 64 * 1024
 WAIT_SECONDS = 5.0  # a packet that gets lost at the begin of a connection is sent again after 1 and after 3 s
@@ -54,22 +51,23 @@ def towards(host: str) -> Interface:
 
 
 def _own_address(host: str) -> str:
-    family, kind, protocol, _, place = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as route:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as route:  # nothing is sent: only the route is asked for
         route.connect(place)
         return str(route.getsockname()[0]).partition("%")[0]
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
     """Every interface with every one of its addresses."""
-    found = array.array("B", bytes(MOST_INTERFACES * IFREQ.size))
+    found = array.array("B", bytes(1024 * IFREQ.size))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, SIOCGIFCONF, IFCONF.pack(len(found), found.buffer_info()[0]))
+        answer = fcntl.ioctl(asked, 0x8912, IFCONF.pack(len(found), found.buffer_info()[0]))  # netdevice(7)
     for name, address in IFREQ.iter_unpack(found[: IFCONF.unpack(answer)[0]]):
         yield name.partition(b"\0")[0].decode(), socket.inet_ntoa(address)
-    for line in IF_INET6.read_text().splitlines() if IF_INET6.exists() else ():
-        address, *_, name = line.split()
-        yield name, str(ipaddress.ip_address(bytes.fromhex(address)))
+    with suppress(FileNotFoundError):  # where IPv6 is off
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            address, *_, name = line.split()
+            yield name, str(ipaddress.ip_address(bytes.fromhex(address)))
 
 
 def _listener(address: str) -> socket.socket:

@@ -22,7 +22,6 @@ BOOT = "import sys; sys.path[:] = sys.argv[2:]; import pytest_gpufleet.nodes.ray
 DETACH = "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 ANSWER_SECONDS = 150.0  # for Ray to answer, and for what is waited for on purpose
 JOIN_SECONDS = 30.0  # for nodes to join Ray, and for GPUs that it gets back from a job that has just ended
-TURN_SECONDS = 0.5
 TOKEN = "it asks for a token that this process does not have: RAY_AUTH_TOKEN or ~/.ray/auth_token, that of the head"
 OPEN = "it lets in anyone who reaches its ports: start it with RAY_AUTH_MODE=token, or accept that by --fleet-insecure"
 Answer = tuple[dict[int, str], str]  # the nodes with an agent, by their number, or why there are none
@@ -123,7 +122,7 @@ def _nodes(ray: Any, asked: Asked, own: str) -> list[Mapping[str, Any]]:
     """This machine's first, then by name. In a rehearsal those without GPUs too."""
     until, found = time.monotonic() + JOIN_SECONDS, list[Any]()
     while time.monotonic() < until and (len(found) != asked.wanted if asked.wanted else not found):
-        time.sleep(TURN_SECONDS)
+        time.sleep(0.5)
         alive = [node for node in ray.nodes() if node["Alive"]]
         found = [node for node in alive if asked.settings.rehearse or node["Resources"].get("GPU")]
         if asked.expected:

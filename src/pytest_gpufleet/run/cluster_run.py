@@ -140,15 +140,6 @@ class ClusterTarget(Target):
         return [node_facts(node, self.hosts[node], *found, self.topologies[node]) for node, found in own.items()]
 
 
-HELLO_SECONDS = 120.0  # for a process to start on each node, import from a shared file system and ask its driver
-LOCK_SECONDS = 30.0
-HEALTH_SECONDS = 30.0  # for what takes a healthy node 0.2 s
-HASTE_SECONDS = 3.0  # for the same, of a run that is to end
-CLOSE_SECONDS = 15.0
-TURN_SECONDS = 0.5  # between two looks at who is there
-GATHER_SECONDS = 0.1  # for what hundreds of nodes say, before all of them are looked at
-
-
 class ClusterRun(Run):
     """`alone`: the nodes' own runs go on."""
 
@@ -166,7 +157,7 @@ class ClusterRun(Run):
         """All agents, started. Refused if there is none, or if they have not the same installation."""
         cluster = Cluster(transport_for(self.options))
         self.open_things.callback(self._end_agents, cluster)
-        cluster.start(HELLO_SECONDS)
+        cluster.start(120.0)  # for processes to start, import from a shared file system and ask the driver
         own, dialled = agent_process.own_install(settings_for(self.options)), cluster.transport.dialled
         agent_process.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
         if not cluster.hellos:
@@ -204,7 +195,7 @@ class ClusterRun(Run):
 
     def _answers(self, question: Asked, nodes: Iterable[int], what: str) -> dict[int, Any]:
         """What these nodes answer. One that does not keeps the run from being complete: `what` may have gone unseen."""
-        seconds = HASTE_SECONDS if self.interruption.heard else HEALTH_SECONDS
+        seconds = 3.0 if self.interruption.heard else 30.0  # for what takes a healthy node 0.2 s
         answers, silent = self.cluster.ask_each(dict.fromkeys(nodes, question), seconds)
         for node, why in silent.items():
             self.written.spoil(f"{self.target.hosts[node]}: {what} may have gone unseen: {why}")
@@ -262,7 +253,7 @@ class ClusterRun(Run):
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own. Without nodes where others have one, or that do not answer."""
-        found, silent = self.cluster.ask_each(dict.fromkeys(self.cluster.alive, Lock()), LOCK_SECONDS)
+        found, silent = self.cluster.ask_each(dict.fromkeys(self.cluster.alive, Lock()), 30.0)
         found |= {node: f"its GPUs could not be locked: {why}" for node, why in silent.items()}
         for node in {*self.cluster.alive} & found.keys():  # the loss of others is on record
             if found[node]:
@@ -291,7 +282,7 @@ class ClusterRun(Run):
         for run in [run for run in runs if run.taken_over]:
             show(run)
         while any(run.at_work for run in runs):
-            for run in self.node_runs.listen(TURN_SECONDS):
+            for run in self.node_runs.listen(0.5):
                 show(run)
                 if run.lost is None and run.died:
                     self._give_up(run.node, run.died, run.ended.output if run.ended else "")
@@ -301,7 +292,7 @@ class ClusterRun(Run):
                 self.leave_out(run.node, run.hung)
             self._note_finished()
             self.accuse_lost("")
-            time.sleep(GATHER_SECONDS)
+            time.sleep(0.1)  # for what hundreds of nodes say, before all of them are looked at
         self.node_runs.settle(self.interruption)
         self._note_finished()
         self.alone = False
@@ -341,7 +332,7 @@ class ClusterRun(Run):
         self.accuse_lost(AT_THE_END)  # while their reports were brought here
 
     def _end_agents(self, cluster: Cluster) -> None:
-        for node, why in cluster.close(CLOSE_SECONDS).items():
+        for node, why in cluster.close(15.0).items():
             self.tell(f"{cluster.names.get(node, f'node {node}')}: nobody knows whether its agent has ended: {why}")
 
 

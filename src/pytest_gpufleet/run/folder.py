@@ -29,8 +29,6 @@ TEXT, NODES = "report.txt", "nodes"
 WRITTEN = {EVIDENCE, SUMMARY, REPORT, JUNIT, TEXT}  # by a run, beside nodes
 MOST_BYTES = 256 << 20  # of a report or a summary
 
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")  # what no name of a host has, and a path might take otherwise
-
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -70,7 +68,8 @@ class RunFolder:
         return self.path / REPORT
 
     def of_node(self, node: NodeFound) -> "RunFolder":
-        return RunFolder(self.path / NODES / f"{node.index}-{_NO_NAME.sub('_', node.host)}")
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", node.host)  # what no name has, and a path might take otherwise
+        return RunFolder(self.path / NODES / f"{node.index}-{name}")
 
     def own_runs(self, record: Record) -> dict[int, HostRun]:
         """The nodes' own runs of a run on many, by their numbers, as far as their evidence is in this folder, and this
@@ -128,9 +127,6 @@ class RunFolder:
             raise Refused(f"{self / name} cannot be read: {error.strerror}") from None
 
 
-NEW = os.O_CREAT | os.O_EXCL  # a file that was not there
-
-
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
 
@@ -145,7 +141,8 @@ class Evidence:
         self._written = hashlib.sha256()
         self._owed: list[bytes] = []  # what went wrong, and could not be written when it did
         self._late = ""  # what went wrong after the verdict
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if of_dead_process else NEW)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= 0 if of_dead_process else os.O_CREAT | os.O_EXCL
         self._file = io.FileIO(os.open(path, flags, 0o666), "r+")
         written = b"".join(self._file.readall().rpartition(b"\n")[:2])  # without a last line that was cut short
         self._file.truncate(len(written))
@@ -228,9 +225,6 @@ class Evidence:
 # Each of these stays, however old it is: the last run that ended ACCEPTED, one that is signed, one that has not ended,
 # that another user or another machine has made, or in which anything stands that no run writes.
 
-ENDED = {EVIDENCE, SUMMARY, REPORT}  # what is there when a run has ended
-WHEN = re.compile(r"-\d{8}T\d{6}Z(-\d+)?$")  # behind the name of the host
-
 
 class Stated(msgspec.Struct, frozen=True):
     """What a summary of any version says of itself."""
@@ -264,11 +258,12 @@ def removable(own: RunFolder, host: str, keep: int) -> list[Path]:
     here, verdicts = own.path.absolute(), {}
     for path in here.parent.iterdir():
         with suppress(OSError, Refused, msgspec.MsgspecError):
-            if WHEN.sub("", path.name) == host and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+            of_host = re.sub(r"-\d{8}T\d{6}Z(-\d+)?$", "", path.name) == host
+            if of_host and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
                 verdicts[path] = msgspec.json.decode(RunFolder(path).content(SUMMARY) or b"", type=Stated).verdict
     runs = sorted(verdicts, reverse=True)
     stay = {here, next((path for path in runs if verdicts[path] == "ACCEPTED"), here)}
-    return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, ENDED)]
+    return [path for path in runs[keep:] if path not in stay and _is_only_a_run(path, {EVIDENCE, SUMMARY, REPORT})]
 
 
 def _is_only_a_run(folder: Path, needed: set[str]) -> bool:

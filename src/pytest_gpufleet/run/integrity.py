@@ -17,12 +17,6 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
 from pytest_gpufleet.verdict.judgement import FORMULA
 
-# As the templates of the page write them. No message of a check can look so: they are escaped.
-_SUM = re.compile(rb'<code id="fleet-sha256">([0-9a-f]{64})</code>')
-_VERDICT = re.compile(rb'<section class="fleet-banner fleet-(\w+)"')
-# Of a summary what the evidence itself has, which no version derives.
-RECORDED = ("exit_status", "reasons")
-
 
 @dataclass(frozen=True)
 class Checked:
@@ -70,10 +64,10 @@ def _differences(
         for finding in record.findings:
             if finding.state == "missed":
                 yield f"its verdict is ACCEPTED, but {finding.check} missed a limit"
-    if page is not None:
-        if digest.encode() not in _SUM.findall(page):
+    if page is not None:  # as its templates write it; no message of a check can look so: they are escaped
+        if digest.encode() not in re.findall(rb'<code id="fleet-sha256">([0-9a-f]{64})</code>', page):
             yield f"{REPORT} was not made of this {EVIDENCE}"
-        if _VERDICT.findall(page)[:1] != [verdict.lower().encode()]:
+        if re.findall(rb'<section class="fleet-banner fleet-(\w+)"', page)[:1] != [verdict.lower().encode()]:
             yield f"{REPORT} states another verdict than {verdict}"
     if document is not None:
         try:
@@ -92,6 +86,7 @@ def _differences(
         expected = json.loads(summary.text(whole, digest, stated.report_sha256, runs or {}))
         if not derived:
             expected["failed_nodes"] = given.get("failed_nodes")
-        names = {**expected, **given} if same_code else RECORDED
+        # What the evidence itself has no version derives.
+        names = {**expected, **given} if same_code else ("exit_status", "reasons")
         if other := [name for name in names if given.get(name) != expected.get(name)]:
             yield f"{SUMMARY} does not say what {EVIDENCE} says: {', '.join(other)}"

@@ -99,10 +99,9 @@ class Interruption:
 
     def pass_on(self) -> None:
         """Die by the signal that ended the run, if one did, after all that the interpreter does at its end."""
-        if self.deadly is None:
-            return
-        end_interpreter()
-        die_by(self.deadly)
+        if self.deadly is not None:
+            end_interpreter()
+            die_by(self.deadly)
 
 
 def end_interpreter() -> None:
@@ -127,7 +126,6 @@ REPORT_SECONDS = 30.0
 LAST_SECONDS = 10.0  # for the supervisor, where the run has not done it
 KILL_SECONDS = 3.0  # for what is killed to be gone
 TURN_SECONDS = 0.2  # between two looks, where no signal tells
-SI_KERNEL = 0x80  # asm-generic/siginfo.h: Ctrl-C on a terminal, which all its processes get
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,8 @@ def _await(child: int, until: float, forwarded: set[signal.Signals]) -> int | No
         if left <= 0:
             return None
         heard = signal.sigtimedwait(forwarded | {signal.SIGCHLD}, min(left, TURN_SECONDS))
-        if heard and heard.si_signo in forwarded and heard.si_code != SI_KERNEL:
-            os.kill(child, heard.si_signo)
+        if heard and heard.si_signo in forwarded and heard.si_code != 0x80:
+            os.kill(child, heard.si_signo)  # not SI_KERNEL (asm-generic/siginfo.h): all here get Ctrl-C on a terminal
 
 
 def _kill(child: int) -> None:

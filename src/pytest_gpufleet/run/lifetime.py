@@ -40,7 +40,6 @@ from pytest_gpufleet.verdict.gaps import DEADLINE
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 
 PACKAGE = Path(__file__).parents[1]
-SECONDS = 5
 
 
 def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
@@ -53,7 +52,7 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
         if there and git.lstat().st_uid == package.lstat().st_uid:
             own = ("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE")  # as hooks of another one set
             describe = ("describe", "--always", "--exclude=*", "--abbrev=64", "--dirty")
-            return run(*own, "git", "-C", str(root), *describe, seconds=SECONDS).strip()
+            return run(*own, "git", "-C", str(root), *describe, seconds=5).strip()
     return ""
 
 
@@ -207,7 +206,6 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
 # ---------------------------------------------------------------- its end: the verdict, on record, and the exit status
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
-UNSEEN_FAILURE = "pytest counts a failure of which there is no check"
 TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
 
 
@@ -249,7 +247,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
         status = 0
     run.note_lost_samples()
     if status == TESTS_FAILED and not any(check.outcome == "failed" for check in evidence.record.checks.values()):
-        evidence.spoil(UNSEEN_FAILURE)
+        evidence.spoil("pytest counts a failure of which there is no check")
     evidence.compare()
     broken = _cut_short(run, status)
     runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)

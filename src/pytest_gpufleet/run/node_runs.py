@@ -24,15 +24,11 @@ from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, read_own
 from pytest_gpufleet.world.engines.processes import exit_summary
 
-START_SECONDS = 60.0  # for a process to be there, on a node that may be busy
 BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT, TEXT)  # what proves most comes first
 PART_BYTES = 1 << 18  # of a file at most
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
-PART_SECONDS = 10.0
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end
 TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
-LONGEST_TURN_SECONDS = 2.0
-TIMES_THE_MEDIAN = 5
 
 
 @dataclass
@@ -99,7 +95,7 @@ def behind(
     if len(took) * 2 <= len(others):
         return None
     usual, mine = median(took), now - (own[-1] if own else 0.0)
-    return (mine, usual) if mine - usual > max(seconds, TIMES_THE_MEDIAN * usual) else None
+    return (mine, usual) if mine - usual > max(seconds, 5 * usual) else None
 
 
 class NodeRuns:
@@ -112,7 +108,7 @@ class NodeRuns:
         self.own: dict[int, HostRun] = {}  # those whose evidence is here, and was read
         self._common = Common()
         self._until = float("inf")  # nothing is waited for after this
-        self._listening = Listening(LONGEST_TURN_SECONDS)
+        self._listening = Listening(2.0)  # the longest turn
         self._listening.look(time.monotonic())
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders")
         self._coming: dict[int, Future[None]] = {}
@@ -140,7 +136,7 @@ class NodeRuns:
                 self.all[node.index] = NodeRun(node.index, node.host, own)
         key = {ALIAS_KEY: os.environ[ALIAS_KEY]} if ALIAS_KEY in os.environ else {}
         asked = [node for node, run in self.all.items() if not run.taken_over]
-        _, failed = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), START_SECONDS)
+        _, failed = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), 60.0)
         troubles = {node: why for node, why in failed.items() if node not in self._cluster.lost}
         for number in troubles:
             shutil.rmtree(self.all.pop(number).folder.path, ignore_errors=True)
@@ -226,7 +222,7 @@ class NodeRuns:
             try:
                 with temporary.open("wb") as file:
                     while here < size:
-                        seconds = min(PART_SECONDS, max(0.0, self._until - time.monotonic()))
+                        seconds = min(10.0, max(0.0, self._until - time.monotonic()))
                         part = self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
                         if not part:
                             raise Trouble("it has become shorter")

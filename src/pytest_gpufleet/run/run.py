@@ -46,7 +46,6 @@ else:
     judgement, orders, profile = lazy("verdict", "judgement", "orders", "profile")
     call, world, local = lazy("world", "call", "world", "engines.local")
 
-REHEARSED_BURN_IN_SECONDS = 10.0
 AT_THE_END = "the end of the run"  # where a check is named
 
 
@@ -128,7 +127,7 @@ class Run:
     def burn_in_seconds(self) -> float:
         if self.options.burn_in:
             return self.options.burn_in
-        return REHEARSED_BURN_IN_SECONDS if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
+        return 10.0 if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
 
     def watch(self, hear: Callable[[Sample], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: a thread of its own calls `hear(sample)`."""

@@ -20,7 +20,6 @@ REHEARSAL_RANKS = 2
 SHORTEST_DEADLINE_SECONDS = 60.0  # to start (10 s on 8 GPUs), and to end with a report (30 s)
 LONGEST_INTERVAL_SECONDS = 10.0  # a slowdown that lasts for less can go unseen
 LONGEST_KEY, LONGEST_NOTE = 40, 500  # characters of a note: the page that is signed has to hold some of them
-DURATIONS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # What a run has to have, by the name that Python imports and the one that pip installs.
 NEEDS = {
@@ -37,7 +36,6 @@ def lacking() -> str:
     return lacks and f"pytest-gpufleet needs {lacks.replace(' ', ', ')}: {sys.executable} -m pip install {lacks}"
 
 
-Gpus = int | Literal["all", "auto"]
 Nodes = int | Literal["all"] | Path
 
 
@@ -91,7 +89,7 @@ network = _reader(
 seconds = _reader(r"(?=.*[1-9])(\d+\.?\d*|\.\d+)", float, "is not a number of seconds above 0")
 # Seconds of "90s", "15m", "2h" or "3d".
 duration = _reader(
-    f"{_COUNT}[smhd]", lambda text: float(int(text[:-1]) * DURATIONS[text[-1]]),
+    f"{_COUNT}[smhd]", lambda text: int(text[:-1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[text[-1]],
     "is not a duration: write a whole number and s, m, h or d, like 15m or 72h",
 )  # fmt: skip
 
@@ -181,7 +179,7 @@ class Options:
     there is."""
 
     # fmt: off
-    gpus: Gpus = _option("auto", "--gpus", gpu_count, "N|all|auto",
+    gpus: int | Literal["all", "auto"] = _option("auto", "--gpus", gpu_count, "N|all|auto",
         "run on N GPUs, on all, or (auto) on all there are, and as a rehearsal if no NVIDIA hardware is detected. "
         "Fewer GPUs than N: the run goes on with those present and is rejected.", site=True)
     rehearse: int | None = _option(None, "--rehearse", rank_count, "N",

@@ -26,11 +26,9 @@ from pytest_gpufleet.verdict.verdict import DIED, EXIT_STATUS, MOST_NAMES, not_a
 # Of a figure between nodes that missed, its place is as well a healthy node beside a bad one. Whom such figures name
 # together is a fault of its own (node_slow, rail_slow).
 NAME_NOBODY = ("limit_missed", "slower_than_peers", NEIGHBOUR)
-NOBODY_SAID = "the expected hosts were not given: a missing one goes unseen"
 ONCE = "{hosts} worse than the fleet's peers by one measurement alone: run {checks} there again, and give both runs"
 UNCOMPARED = "{hosts} not compared with others in all measurements: too few hosts have the same"
 REHEARSED = "CPU ranks stood in for GPUs on all hosts: this says nothing about any GPU"
-UNTESTED = Said(", beside another process: that could not be tested")
 HELD_BACK = ", and held back by what is no fault of a GPU and has to be mended first"
 # What a reason says of so many hosts.
 WORDS: dict[GapKind, str] = {
@@ -107,7 +105,7 @@ def judge_fleet(
     notes += [Said("not judged: {difference}", difference=each.text) for each in equality.other_boards(records)]
     notes += [*equality.not_compared(records), *_notes(hosts, real, peers)]
     if expected is None and not (over and all(record.run.nodes_wanted for record in over)):
-        notes.append(NOBODY_SAID)
+        notes.append("the expected hosts were not given: a missing one goes unseen")
     untested = [each for each in peers.slow if hosts[each.node].shared(one.place for one in each.places)]
     tested = [each for each in peers.slow if each not in untested]
     refused = [run.host for run in hosts if run.record.verdict == "REJECTED"]
@@ -119,7 +117,7 @@ def judge_fleet(
     for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
         against += _slower(hosts, [each for each in tested if hosts[each.node].held_back == held_back], why)
     against += [Said("hosts differ in {difference}", difference=each.text) for each in differences]
-    open_points = _slower(hosts, untested, UNTESTED)
+    open_points = _slower(hosts, untested, Said(", beside another process: that could not be tested"))
     open_points += [text for each in over for text in stated(not_answered(each, own), each)]
     verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, notes)
     return Fleet(

@@ -27,7 +27,6 @@ GapKind = Literal[
 ]  # fmt: skip
 NOTHING: Mapping[Any, Any] = {}
 FIELDS = tuple(each.name for each in fields(Measurement))
-NUMBERS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -324,5 +323,5 @@ def expected_as(host: str, expected: Collection[str]) -> str | None:
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
     """Puts node-9 before node-10."""
-    parts = enumerate(NUMBERS.split(name))
+    parts = enumerate(re.split("([0-9]+)", name))
     return tuple((len(part.lstrip("0")), part.lstrip("0")) if number % 2 else (0, part) for number, part in parts)
