@@ -33,7 +33,6 @@ class Size(Generic[T]):
         return self.gpus if world.gpus else self.rehearsal
 
 
-BETTER = ("higher", "lower")
 STEADY = 0.05
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
@@ -60,7 +59,7 @@ class Metric:
         for what in ("name", "unit", "title"):
             if not isinstance(text := getattr(self, what), str) or not text.strip():
                 raise ValueError(f"the {what} of metric {self.name!r} must be a text that is not blank, not {text!r}")
-        if self.better not in BETTER:
+        if self.better not in ("higher", "lower"):
             raise ValueError(f'metric {self.name}: better must be "higher" or "lower", not {self.better!r}')
         if self.peer_tolerance is not None and not number(self.peer_tolerance, f"peer_tolerance of {self.name}") >= 0:
             raise ValueError(f"metric {self.name}: peer_tolerance must be 0 or more, not {self.peer_tolerance!r}")
@@ -399,9 +398,6 @@ def metric_under(name: str, conditions: Mapping[str, Condition]) -> Metric:
 def over_network(metric: str, conditions: Mapping[str, Condition]) -> bool:
     """Whether it is what the network between nodes carries, and not NVLinks."""
     return metric in _ROWS and _ROWS[metric].between_nodes(conditions) and conditions.get("domain") != INSIDE
-
-
-# ---------------------------------------------------------------- what was measured of them
 
 
 @dataclass(frozen=True)

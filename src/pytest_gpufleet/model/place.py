@@ -138,8 +138,6 @@ def grouped(pairs: Iterable[tuple[Key, Thing]]) -> dict[Key, list[Thing]]:
     return found
 
 
-# ---------------------------------------------------------------- GPUs, and how they are linked
-
 # The names of all facts. machine/gpu_facts.py adds them, which has their rows: how each is read is not known here.
 FACTS: set[str] = set()
 

@@ -28,7 +28,6 @@ from pytest_gpufleet.probes.training.recipes import USUAL, plan
 from pytest_gpufleet.world.rank import Rank
 from pytest_gpufleet.world.world import World
 
-ROUND_SECONDS = 30.0
 ROUNDS = 10  # at least: the last tenth is compared with the first
 # Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses
 # 0.24 to 0.39 % for each of the 8 to 12 K by which H200 became warmer.
@@ -58,7 +57,7 @@ def seconds_of(world: World, bound: float) -> float:
 def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
     """Load all ranks for `seconds`, and until as much was compared as `bound` needs: the rates of matmuls, and how well
     rates were kept. It ends if `after_turn` raises, and by Faults as soon as a result is wrong."""
-    round_seconds = min(ROUND_SECONDS, seconds / ROUNDS)
+    round_seconds = min(30.0, seconds / ROUNDS)
     turns: dict[str, list[list[Turn]]] = {name: [] for name in LOADS}
     cold = dict.fromkeys(LOADS, 0)  # turns that began before GPUs were warm
     every: list[corruption.Compared] = []
@@ -132,7 +131,7 @@ def _matmuls(rank: Rank, seconds: float, number: int, watch: Watch) -> Turn:
     return Turn(compared.tflops, compared.trouble, compared=compared)
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
     training = plan(RECIPE, USUAL, rank.device)
@@ -239,18 +238,15 @@ def step_figures(world: World, turns: Mapping[float, Sequence[StepTurn]]) -> lis
     ]
 
 
-def _rate(steps: Sequence[Step]) -> float:
-    """Matmuls a second of load."""
-    seconds = sum(step.seconds for step in steps)
-    return sum(step.matmuls for step in steps) / seconds if seconds > 0 else 0.0
-
-
 def _retained(steps: Sequence[Step]) -> float:
     """The rate in the second half of the steps of a frequency over that in the first half. Each frequency has a rate of
     its own, since a GPU that has rested is faster for a moment."""
     half = len(steps) // 2
-    first = _rate(steps[:half])
-    return min(1.0, _rate(steps[-half:]) / first) if first else 0.0
+    first, last = (
+        sum(step.matmuls for step in some) / max(1e-9, sum(step.seconds for step in some))
+        for some in (steps[:half], steps[-half:])
+    )
+    return min(1.0, last / first) if first else 0.0
 
 
 def _prepare_all_steps(world: World) -> None:

@@ -38,7 +38,6 @@ TOKENS = {"cuda": 64, "cpu": 4}  # that are decoded in a run, behind a context t
 SAMPLES = 3
 SAMPLE_SECONDS = {"cuda": 0.05, "cpu": 0.0}  # a sample is the median of as many runs as fill it
 WARM_UP = 3  # steps before a CUDA graph is captured
-MOST_RUNS = 5
 
 
 class Decoder:
@@ -137,7 +136,7 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
     """Tokens/s of decoding at batch 1 and a larger one, in bf16. Each GPU has a model of its own, or `together` all
     have a part of one; then also the share of a step that waits for all_reduces. And what differed, if anything."""
@@ -189,8 +188,7 @@ def _timed(rank: Rank, decoder: Decoder, communicate: bool = True) -> tuple[tupl
     with _launched(rank, lambda: decoder.step(communicate)) as step:
         first = run(step)
         usual = [each.clone() for each in decoder.decoded]
-        wanted = math.ceil(SAMPLE_SECONDS[rank.device.type] / (first * count))
-        runs = agree(rank, min(max(wanted, 1), MOST_RUNS))
+        runs = agree(rank, min(max(math.ceil(SAMPLE_SECONDS[rank.device.type] / (first * count)), 1), 5))
         taken = tuple(median(run(step, usual) for _ in range(runs)) for _ in range(SAMPLES))
     return taken, trouble[:1]
 

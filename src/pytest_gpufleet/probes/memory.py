@@ -36,7 +36,7 @@ BOTH = "copy and triad"
 
 
 def memory_bandwidth(rank: Rank) -> list[Reading]:
-    """GB/s of copy (c = a) and triad (a = b + scalar * c) on arrays of float64, counted as BabelStream does: copy moves
+    """GB/s of copy (c = a) and triad (a = b + 0.4 * c) on arrays of float64, counted as BabelStream does: copy moves
     2, triad 3 arrays. And the geometric mean of both, one figure of a GPU's memory."""
     kind = rank.device.type
     a, b, c = (torch.rand(ARRAY_BYTES[kind] // 8, dtype=torch.float64, device=rank.device) for _ in range(3))

@@ -56,7 +56,7 @@ class _Work:
             return timing.seconds(rank, self.launch, count)
 
 
-@returns_memory
+@returns_memory()
 def retention_under_load(rank: Rank, precision: str, nbytes: int) -> list[Reading]:
     """What matmuls in `precision` and an all_reduce of `nbytes` keep of their rates while both run: the median of three
     samples, the all_reduce of the slowest rank. On CPU ranks the two take turns, and the figure says nothing."""
@@ -130,7 +130,7 @@ def beside(own: Sequence[float], others: Sequence[float]) -> float:
     return (within[-1][1] - within[0][0]) / len(within) if within else math.nan
 
 
-@returns_memory
+@returns_memory()
 def wrong_under_load(rank: Rank, precision: str, nbytes: int) -> tuple[int, int]:
     """How many elements of matmuls are other bits than alone, and how many sums are wrong, at the same time."""
     multiply = multiplication(precision, *operands(precision, shape_on(rank.device, precision), rank.device))

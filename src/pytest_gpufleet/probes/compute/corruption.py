@@ -302,7 +302,6 @@ def _unlike(found: Tensor, right: Tensor) -> tuple[int, list[str]]:
 
 # The soak: a GPU under matmuls until it is warm, one precision after the other, what it computes, and what it is like.
 
-SOAK_METRICS = {"soak_temperature": "temperature_c", "soak_clock": "sm_clock_mhz", "soak_power": "power_watts"}
 AT_POWER_LIMIT = 0.95  # of it: at 700 W, three machines of 4x H200 drew 682 to 702
 
 
@@ -336,12 +335,12 @@ def rate_of(world: World, soaked: Sequence[Soaked]) -> Measurement:
 
 def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
     """Temperature, SM clock and power of each GPU at the last precision; of several also how much too warm each is."""
-    states = {place: each.state for place, each in zip(world.places, last, strict=True) if each.state}
-    known: dict[str, dict[Where, float]] = {
-        metric: {at: value for at, state in states.items() if (value := getattr(state, reading)) is not None}
-        for metric, reading in SOAK_METRICS.items()
-    }
-    celsius, _, watts = known.values()
+    states: dict[Where, GpuState] = {at: each.state for at, each in zip(world.places, last, strict=True) if each.state}
+    celsius, clocks, watts = (
+        {at: value for at, state in states.items() if (value := getattr(state, reading)) is not None}
+        for reading in ("temperature_c", "sm_clock_mhz", "power_watts")
+    )
+    known: dict[str, dict[Where, float]] = {"soak_temperature": celsius, "soak_clock": clocks, "soak_power": watts}
     limits = {gpu.place: gpu.get("power_limit_watts") or math.inf for gpu in world.gpus}
     at_limit = [watts[at] >= AT_POWER_LIMIT * limit for at, limit in limits.items() if at in watts]
     conditions = {"soak_power": {"at_power_limit": 2 * sum(at_limit) >= len(at_limit) > 0}}

@@ -64,7 +64,6 @@ PRECISIONS = {
     "bf16": Precision(torch.bfloat16, (8192, 8192, 16384), since=BF16_SINCE),
     "fp8": Precision(torch.float8_e4m3fn, (8192, 8192, 16384), since=FP8_SINCE),
 }
-REHEARSAL_SHAPE = (64, 96, 128)
 REHEARSED = ("fp64", "fp32", "fp16", "bf16")
 
 
@@ -123,7 +122,7 @@ def strictly(precision: str) -> AbstractContextManager[None]:
 
 
 def shape_on(device: torch.device, precision: str) -> Shape:
-    return PRECISIONS[precision].shape if device.type == "cuda" else REHEARSAL_SHAPE
+    return PRECISIONS[precision].shape if device.type == "cuda" else (64, 96, 128)
 
 
 def precisions_of(rank: Rank) -> list[str]:
@@ -149,7 +148,6 @@ def relative_rate(rates: Sequence[Measurement]) -> Measurement:
 # (2026-11-23).
 FULL_CLOCK_SECONDS = {"cuda": 0.35, "cpu": 0.0}
 SETTLED_SECONDS = {"cuda": 0.3, "cpu": 0.0}
-WINDOWS = 3
 ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most
 
 
@@ -164,7 +162,7 @@ def rate_at_full_clock(rank: Rank) -> tuple[Reading, bool]:
         warm_up(rank.device, work, SETTLED_SECONDS[kind])
         calls = calls_in(rank.device, work, FULL_CLOCK_SECONDS[kind])
         with Watch(rank.gpu) as watch:
-            windows = [parts(rank.device, work, 1, calls) for _ in range(WINDOWS)]
+            windows = [parts(rank.device, work, 1, calls) for _ in range(3)]
     rates = tuple(2 * m * n * k / median(each) / 1e12 for each in windows)
     conditions = {"precision": "fp32", "at_once": "all" if rank.size > 1 else "one"}
     details = {"shape": f"{m} x {n} x {k}", "operands": "zeros"}

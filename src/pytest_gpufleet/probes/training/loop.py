@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from pytest_gpufleet.world.rank import Rank
 
 SAMPLES = 3
 FedStep = Callable[[Tensor, Tensor], Tensor]  # one step of training, of images and labels; returns the loss
-Result = TypeVar("Result")
 
 
 class Lap(NamedTuple):
@@ -144,16 +143,11 @@ class WithLoss(nn.Module):
         return torch.stack([loss])  # DataParallel gathers along a dimension
 
 
-def returns_memory(probe: Callable[..., Result]) -> Callable[..., Result]:
+@contextmanager
+def returns_memory() -> Iterator[None]:
     """Give back to the GPU what a probe took, so that nobody after it finds the memory full."""
-
-    @wraps(probe)
-    def returning(rank: Rank, *args: Any, **kwargs: Any) -> Result:
-        result = probe(rank, *args, **kwargs)
-        release()
-        return result
-
-    return returning
+    yield
+    release()
 
 
 def release() -> None:
@@ -237,7 +231,7 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     return step, without_communication(module, step)
 
 
-@returns_memory
+@returns_memory()
 def train_throughput(
     rank: Rank, recipe: str, workload: Workload = recipes.USUAL, *, together: bool = True, closely: bool = False
 ) -> list[Reading]:

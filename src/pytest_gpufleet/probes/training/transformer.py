@@ -175,7 +175,6 @@ REHEARSAL = "transformer-tiny"
 RECIPE = "bf16"
 FILLED = 0.8  # of the memory of a GPU
 LEAD_IN = 0.25  # of the time of the samples: clock and power settle
-LEAST_STEPS = 2  # of a sample
 
 ALONE, TOGETHER = "", ("ddp", "fsdp")
 
@@ -216,7 +215,7 @@ def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Ste
     return partial(loop.fed(module, optimizer, torch.amp.GradScaler(device, enabled=False)), *data), optimizer
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, *, seconds: float) -> list[Reading]:
     """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW; the median
     of three samples.
@@ -235,7 +234,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         quiet = loop.without_communication(module, step) if method == "ddp" else None
         course = [loop.lap(rank, step, 1, together=together), loop.lap(rank, step, 2)]
         each_sample = seconds / loop.SAMPLES / (2 if quiet else 1)
-        count = agree(rank, max(LEAST_STEPS, math.ceil(each_sample / course[-1].mean)))
+        count = agree(rank, max(2, math.ceil(each_sample / course[-1].mean)))
         warm_up = max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - 2)
         course.append(loop.lap(rank, step, warm_up, together=together))
         with Watch(rank.gpu) as watch:
@@ -271,7 +270,6 @@ TOLERANCE = 0.015
 GRADIENT_TOLERANCE = 0.05
 # The same in float32. On a CPU sums in another order made 2e-7, and one of four ranks whose gradient was lost 8e-3.
 SAME = 1e-3
-LEARNED = 0.8  # of the first loss, at most, after so many steps
 
 
 def _trained(
@@ -288,7 +286,7 @@ def _trained(
     return losses.tolist(), module, optimizer
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def follows_fp32(rank: Rank) -> str:
     """Which first gradients of a small transformer in bf16 differ from those in float32, where the losses part, or that
     it did not learn; each rank alone."""
@@ -305,7 +303,7 @@ def follows_fp32(rank: Rank) -> str:
     return first_difference(losses, exact, TOLERANCE, "in fp32") or not_learned(losses)
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def trains_as_one(rank: Rank, method: str) -> str:
     """The same of one in float32 by "ddp" or "fsdp", each rank on data of its own, and alone on the data of all."""
     with rank.phase(f"transformer by {method}, against one rank"):
@@ -315,7 +313,7 @@ def trains_as_one(rank: Rank, method: str) -> str:
     return first_difference(together, alone, SAME, "on one rank") or not_learned(alone)
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def ends_alike(rank: Rank) -> str:
     """Which weights, gradients or moments of Adam differ in any bit from those of most ranks, after training by DDP."""
     must_have(RECIPE, rank.device)
@@ -349,4 +347,4 @@ def first_difference(losses: list[float], exact: list[float], tolerance: float, 
 
 def not_learned(losses: list[float]) -> str:
     first, last = losses[0], losses[-1]
-    return "" if last <= LEARNED * first else f"it did not learn: loss {first:.4g} at first, {last:.4g} in the end"
+    return "" if last <= 0.8 * first else f"it did not learn: loss {first:.4g} at first, {last:.4g} in the end"

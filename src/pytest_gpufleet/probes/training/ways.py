@@ -27,7 +27,6 @@ from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_
 from pytest_gpufleet.world.rank import Rank
 
 PHOTO_WIDTH, PHOTO_HEIGHT = 500, 375  # a common size in ImageNet; the files come out at about its mean of 110 kB
-QUALITY = 90
 CLASSES = 4
 
 BATCH = 256  # batches wait in /dev/shm, some for each worker
@@ -49,7 +48,7 @@ def write_photos(folder: Path, count: int) -> None:
         smooth = Image.fromarray(coarse).resize((PHOTO_WIDTH, PHOTO_HEIGHT), Image.Resampling.BICUBIC)
         noise = generator.normal(0, 13, (PHOTO_HEIGHT, PHOTO_WIDTH, 1))
         pixels = np.clip(np.asarray(smooth) + noise, 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(target / f"{index}.jpg", quality=QUALITY)
+        Image.fromarray(pixels).save(target / f"{index}.jpg", quality=90)
 
 
 def worker_count(ranks: int, batch_bytes: int) -> int:
@@ -79,7 +78,7 @@ def photo_loader(rank: Rank, folder: str, pixels: int, batch: int, batches: int,
     )
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def fed_throughput(
     rank: Rank, folder: str, recipe: str, workload: Workload = USUAL, *, workers: int | None = None
 ) -> Reading:
@@ -132,7 +131,7 @@ class Way:
     accumulated: int = 1
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def throughput_of(
     rank: Rank, way: Way, recipe: str, workload: Workload = USUAL, *, places: Sequence[Where] = ()
 ) -> list[Reading]:
@@ -181,7 +180,7 @@ RESOLUTION = 1 / 64  # of the batch: less than what lies between FILLED and BRIM
 NO_MEMORY = ("unable to find an engine", "STATUS_ALLOC_FAILED")
 
 
-@loop.returns_memory
+@loop.returns_memory()
 def fill_memory(
     rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float
 ) -> tuple[list[Reading], list[str]]:
