@@ -32,16 +32,14 @@ class Drive:
 
 
 def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
-    folders = sorted((root / "sys/class/nvme").glob("nvme*"), key=lambda each: int(re.sub(r"\D", "", each.name) or 0))
-    return tuple(map(_drive, folders))
-
-
-def _drive(drive: Path) -> Drive:
-    spaces = (tools.whole(each / "size") for each in drive.iterdir() if NAMESPACE.fullmatch(each.name))
-    sizes = [size * SECTOR for size in spaces if size is not None]
-    names = ("model", "serial", "transport", "address")
-    about = tools.texts(drive, firmware="firmware_rev", **{name: name for name in names})
-    return Drive(drive.name, **about, bytes=sum(sizes) if sizes else None)
+    drives, names = list[Drive](), ("model", "serial", "transport", "address")
+    folders = (root / "sys/class/nvme").glob("nvme*")
+    for drive in sorted(folders, key=lambda each: int(re.sub(r"\D", "", each.name) or 0)):
+        spaces = (tools.whole(each / "size") for each in drive.iterdir() if NAMESPACE.fullmatch(each.name))
+        sizes = [size * SECTOR for size in spaces if size is not None]
+        about = tools.texts(drive, firmware="firmware_rev", **{name: name for name in names})
+        drives.append(Drive(drive.name, **about, bytes=sum(sizes) if sizes else None))
+    return tuple(drives)
 
 
 @dataclass(frozen=True)

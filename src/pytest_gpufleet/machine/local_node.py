@@ -182,25 +182,19 @@ CONTROL = "nvidiactl"
 def taken(wait: Callable[[str], None], most_seconds: float) -> Iterator[str]:
     """Have the host to oneself among all that take turns there. `wait` hears who else has it. Gives "", or who has it
     still after so many seconds. Without such a device, as in WSL 2, nobody takes turns."""
-    if (descriptor := _opened(CONTROL)) is None:
-        yield ""
-        return
-    try:
-        yield _after_others(descriptor, wait, most_seconds)
-    finally:
-        os.close(descriptor)
-
-
-def _after_others(descriptor: int, wait: Callable[[str], None], most_seconds: float) -> str:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        wait(holder(descriptor))
-        try:  # not by asking again and again: a run of many turns would begin the next between two questions
-            nvml.in_thread(_lock, os.dup(descriptor)).result(most_seconds)
-        except FutureTimeout:
-            return holder(descriptor)
-    return ""
+    still = ""
+    with ExitStack() as held:
+        if (descriptor := _opened(CONTROL)) is not None:
+            held.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait(holder(descriptor))
+                try:  # not by asking again and again: a run of many turns would begin the next between two questions
+                    nvml.in_thread(_lock, os.dup(descriptor)).result(most_seconds)
+                except FutureTimeout:
+                    still = holder(descriptor)
+        yield still
 
 
 def _lock(descriptor: int) -> None:

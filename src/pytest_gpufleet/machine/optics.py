@@ -72,18 +72,14 @@ class Optics(msgspec.Struct, frozen=True, omit_defaults=True):
 def read(root: Path = Path("/"), run: tools.RunTool = tools.output) -> list[Optics]:
     """Raises Absent where no NVIDIA adapter has an active port, Unreadable where none can be read."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/1"))
-    if not (names := [f"{port.parts[-3]}/1" for port in ports if _active(port)]):
+    of_nvidia = [port for port in ports if tools.text(port / "../../device/vendor") == NVIDIA]
+    own = [port for port in of_nvidia if tools.text(port / "../../hca_type") not in VIRTUAL_FUNCTIONS]  # with a cable
+    if not (names := [f"{port.parts[-3]}/1" for port in own if "ACTIVE" in (tools.text(port / "state") or "")]):
         raise Absent("no NVIDIA network adapter has an active port")
     try:
         return tools.asked(names, partial(_described, run), lambda name, why: Optics(name, silent=why))
     except Unreadable as why:
         raise why if why.remedy else unreadable_here(root, why.why) from None
-
-
-def _active(port: Path) -> bool:
-    virtual = tools.text(port / "../../hca_type") in VIRTUAL_FUNCTIONS  # of which nobody sees the cable
-    nvidia = tools.text(port / "../../device/vendor") == NVIDIA
-    return nvidia and not virtual and "ACTIVE" in (tools.text(port / "state") or "")
 
 
 def _described(run: tools.RunTool, port: str, again: bool = True) -> Optics:
