@@ -75,8 +75,7 @@ class Diagnosis:
 
 def diagnosed(printed: Printed, gpus: Sequence[Gpu]) -> Diagnosis:
     """`gpus`: all of the machine, known by serial number: DCGM has its own numbers. Else the node is to blame."""
-    document = printed.document
-    if document is None:
+    if (document := printed.document) is None:
         said = f": {printed.said}" if printed.said else ""
         return Diagnosis(unseen=[f"dcgmi ended with status {printed.status} and printed no JSON{said}"])
     at, found = {str(gpu.serial): gpu.place for gpu in gpus if gpu.serial}, Diagnosis()

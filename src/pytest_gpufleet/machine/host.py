@@ -37,8 +37,7 @@ def own_name() -> str:
 def _nccl_net_plugin() -> str:
     """The library by which NCCL reaches other nodes: the file that the loader finds (ldconfig(8)) under the name that
     NCCL asks for (its manual, NCCL_NET_PLUGIN); "none" if there is none."""
-    wanted = os.environ.get("NCCL_NET_PLUGIN", "")
-    if wanted == "none":
+    if (wanted := os.environ.get("NCCL_NET_PLUGIN", "")) == "none":
         return "none"
     name = wanted if wanted.endswith(".so") else f"libnccl-net{wanted and f'-{wanted}'}.so"
     there = (Path(folder, name) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder)

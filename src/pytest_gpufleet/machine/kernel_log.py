@@ -395,8 +395,7 @@ def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[H
 def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
     """With seconds since boot, without what programs wrote there: a daemon may put old messages into it again."""
     for line in text.splitlines():
-        record = _RECORD.match(line)
-        if record is None:
+        if (record := _RECORD.match(line)) is None:
             yield None, line
         elif int(record[1]) < FACILITIES:
             yield int(record[2]) / 1e6, line[record.end() :]
@@ -404,8 +403,7 @@ def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
     """With the GPUs that it is about: that are its device, by any function, or whose way over PCIe leads over it."""
-    named = re.search(BDF, message.device)
-    if named is None:
+    if (named := re.search(BDF, message.device)) is None:
         return message
     about = []
     for gpu in pci_bus_ids:

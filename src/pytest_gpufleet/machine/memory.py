@@ -95,8 +95,7 @@ DRIVERS = {"GenuineIntel": "-a i10nm_edac skx_edac", "AuthenticAMD": "amd64_edac
 
 
 def errors(root: Path = Path("/")) -> tuple[Counted, ...]:
-    controllers = sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
-    if not controllers:
+    if not (controllers := sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))):
         about = tools.text(root / "proc/cpuinfo") or ""
         driver = next((driver for maker, driver in DRIVERS.items() if maker in about), "ghes_edac")
         if _without_correction(root):

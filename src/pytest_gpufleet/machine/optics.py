@@ -139,8 +139,7 @@ def _gigabits(speed: str, width: int) -> float:
 
 def _reading(text: Any) -> Reading | None:
     """None where the module does not measure it, as copper does not ("N/A"), or has no limits for it ([0..0])."""
-    parts = re.fullmatch(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]", str(text))
-    if parts is None:
+    if (parts := re.fullmatch(r"(.*?) *\[(-?[\d.]+)\.\.(-?[\d.]+)\]", str(text))) is None:
         return None
     values = tuple(value for value in map(_number, _lanes(parts[1])) if value is not None)
     least, most = float(parts[2]), float(parts[3])

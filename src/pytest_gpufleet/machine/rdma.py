@@ -73,8 +73,7 @@ class Write(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def read_ports() -> list[str]:
     """The active ports at the highest rate. Absent, or Unreadable without a fit perftest or a device file of each."""
-    ports = network_ports.fastest_ports(network_ports.read())
-    if not ports:
+    if not (ports := network_ports.fastest_ports(network_ports.read())):
         raise Absent("no InfiniBand or RoCE port is active")
     options = tools.output(BANDWIDTH.program, "--help", statuses=(0, 1))
     if missing := [option for option in NEEDED if option not in options]:

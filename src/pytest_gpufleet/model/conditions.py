@@ -68,8 +68,7 @@ WAYS = {
 def c_number(text: str) -> int:
     """The number that a text begins with, as NCCL reads its variables, strtoll(text, NULL, 0): hexadecimal behind 0x,
     octal behind 0. 0 if it begins with none."""
-    found = re.match(r"\s*([+-]?)(0x[0-9a-f]+|0[0-7]*|[1-9]\d*)", text, re.IGNORECASE)
-    if not found:
+    if not (found := re.match(r"\s*([+-]?)(0x[0-9a-f]+|0[0-7]*|[1-9]\d*)", text, re.IGNORECASE)):
         return 0
     digits = found[2].lower()
     return int(found[1] + digits, 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10)

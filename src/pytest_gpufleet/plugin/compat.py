@@ -64,8 +64,7 @@ def terminal(config: pytest.Config) -> TextIO | None:
 
 def show_failures_once(config: pytest.Config, shown_elsewhere: Callable[[str], bool]) -> None:
     """No summary of a line each, unless -r asks for it; without -v no story of those that are `shown_elsewhere`."""
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None:
+    if (reporter := config.pluginmanager.getplugin("terminalreporter")) is None:
         return
     if config.option.reportchars == "fE":  # by default
         reporter.reportchars = reporter.reportchars.removesuffix("fE")

@@ -102,8 +102,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def level_of(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("level")
-    if marker is None:
+    if (marker := item.get_closest_marker("level")) is None:
         return "quick"
     if marker.args not in [(name,) for name in levels.LEVELS]:
         raise pytest.UsageError(f"{item.nodeid}: level() takes one of {', '.join(levels.LEVELS)}")

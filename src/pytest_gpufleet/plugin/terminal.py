@@ -44,8 +44,7 @@ class Screen:
 
     def open(self, config: pytest.Config, stack: ExitStack) -> None:
         """pytest's terminal by a file descriptor of its own, until `stack` is closed; nowhere if it has none."""
-        terminal = compat.terminal(config)
-        if terminal is not None:
+        if (terminal := compat.terminal(config)) is not None:
             stack.enter_context(compat.terminal_replaced(config, terminal))
         self._stream = terminal = terminal or io.StringIO()
         try:

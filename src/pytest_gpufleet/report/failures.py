@@ -433,8 +433,7 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
     """Failures that name no GPU; else what is still open and not told in the row of a GPU; else that all is well."""
     if checks := [check for check, one in _of_group(group, accused).items() if not (one.named or one.is_explained)]:
         return _failed(checks)
-    outcomes = {*group.outcomes}
-    if not outcomes:
+    if not (outcomes := {*group.outcomes}):
         return GridCell("not run", "not run")
     unjudged = [at for each in group.findings if each.state == "not judged" for at in each.measurement.values]
     if any(part not in gpus for at in unjudged for part in at.parts) or outcomes & {"skipped", "unfinished"}:

@@ -193,8 +193,7 @@ def _telemetry(record: Record) -> str:
 
 def _requirements(record: Record, own: Sequence[Record]) -> Table | None:
     """What --fleet-requirements asked for, as the run answers it. `own`: runs of its nodes."""
-    given = record.requirements
-    if given is None:
+    if (given := record.requirements) is None:
         return None
     rows = []
     for each in answered(record, own):

@@ -223,8 +223,7 @@ class NodeRuns:
                 with temporary.open("wb") as file:
                     while here < size:
                         seconds = min(10.0, max(0.0, self._until - time.monotonic()))
-                        part = self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)
-                        if not part:
+                        if not (part := self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)):
                             raise Trouble("it has become shorter")
                         here += file.write(part)
                 temporary.replace(run.folder / name)

@@ -44,8 +44,7 @@ def load(given: Path) -> Requirements:
     top.check(ListTable)
     seen: dict[str, int] = {}
     for number, table in enumerate(lines := top.tables("requirement"), 1):
-        first = seen.setdefault(table.values["id"], number)
-        if first != number:
+        if (first := seen.setdefault(table.values["id"], number)) != number:
             raise table.error(f'"id" is that of requirement {first} too; give each its own.', "id")
         values = table.values
         if ("checks" in values or "metrics" in values) == ("out_of_scope" in values):

@@ -263,8 +263,7 @@ class Output:
     def take(self) -> str:
         """The end of what was printed since the last time; the file is emptied."""
         _flush()
-        size = os.fstat(self._file).st_size
-        if size == 0:
+        if (size := os.fstat(self._file).st_size) == 0:
             return ""
         tail = os.pread(self._file, TAIL_BYTES, max(0, size - TAIL_BYTES))
         os.ftruncate(self._file, 0)

@@ -158,8 +158,7 @@ def _fault(
         output.copy_(received)
         if any(bool(space[1::2].ne(1).any()) for space in spaces):
             return "elements beside the tensor were overwritten"
-    expected = collective.expected(numbers, rank.index, root or 0, reduction.combine)
-    if expected is None:
+    if (expected := collective.expected(numbers, rank.index, root or 0, reduction.combine)) is None:
         return ""
     # NCCL multiplies with 1 / n, which binary fractions hold exactly for powers of two only. nccl-tests allows 2 ULP.
     averaged = reduction.op == dist.ReduceOp.AVG

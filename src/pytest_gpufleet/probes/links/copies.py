@@ -196,8 +196,7 @@ def _link(topology: GpuTopology, where: Where, direct: bool) -> dict[str, Condit
     """The kind of link: "NVLink", or the PCIe ancestor in common; "host" where data goes through host memory. Where
     there is no NVSwitch also how many NVLinks: some pairs of one machine have more than others, by design. GPUs with
     NVLinks between them must use them: a pair that does not is still held against NVLink."""
-    link = topology.kind(where)[-1]
-    if link != "NV":
+    if (link := topology.kind(where)[-1]) != "NV":
         return {"link": link if direct else "host"}
     return {"link": "NVLink", **({"links": topology.nvlinks(where)} if topology.fabric == "nvlink" else {})}
 

@@ -208,8 +208,7 @@ def who_slows_pairs(
     if not slow or not _stands_out([shares[pair] for pair in slow], [shares[pair] for pair in others], share):
         return unclear(f"no single GPU: all pairs are about equally slow ({shown(rates.values())})")
     reached = f"{shown(rates[pair] for pair in slow)}, all others {shown(rates[pair] for pair in others)}"
-    common = sorted(set.intersection(*({*pair.parts} for pair in slow)))
-    if not common:
+    if not (common := sorted(set.intersection(*({*pair.parts} for pair in slow)))):
         return unclear(f"no single GPU: {some([*map(str, slow)], SHOWN)} are slow and have none in common ({reached})")
     if len(common) == 2:
         return Fault("link_slow", (Pair(*common),), f"only the way between these two is slow ({reached})")

@@ -42,8 +42,7 @@ def _reasons(now: Mapping[str, Any]) -> tuple[str, str]:
     """What holds the clocks of a GPU down, and in which style that is shown."""
     if not any(value is not None for value in now.values()):
         return "does not answer", "bold red"
-    mask = now.get("clock_event_reasons")
-    if mask is None:
+    if (mask := now.get("clock_event_reasons")) is None:
         return ABSENT, "dim"
     words = clock_events(mask) or ["none"]
     return ", ".join(words), "bold red" if words[0].startswith(ALARMING) else CALM.get(words[0], "")

@@ -145,8 +145,7 @@ def _unlike(runs: Mapping[str, Record]) -> list[str]:
     """In what the runs' machines and software differ, so that one limit cannot hold for all."""
     begun: dict[tuple[object, object], str] = {}
     for name, record in runs.items():
-        run = begun.setdefault((record.run.host, record.run.utc), name)
-        if run != name:
+        if (run := begun.setdefault((record.run.host, record.run.utc), name)) != name:
             return [f"{run} and {name} are one and the same run"]
     mixed = (name for name, record in runs.items() if len({gpu.name for gpu in record.topology.gpus}) != 1)
     unlike = (each for each in equality.unlike(runs) if each.fact in ("GPU model", *SOFTWARE.values()))

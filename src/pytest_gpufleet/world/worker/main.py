@@ -169,8 +169,7 @@ def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
         progress.phase("create the CUDA context")
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        if uuid != spec.gpu.uuid:
+        if (uuid := f"GPU-{torch.cuda.get_device_properties(device).uuid}") != spec.gpu.uuid:
             raise RuntimeError(
                 f"{device} is {uuid}, but NVML says that it should be {spec.gpu.identity}: "
                 "CUDA and NVML disagree about the order of the GPUs (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"
