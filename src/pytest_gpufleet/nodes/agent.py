@@ -41,7 +41,6 @@ PULSE_SECONDS = SAMPLE_SECONDS = 1.0
 KILL_SECONDS = 5.0  # for all that was started here to be gone
 REFUSED_SECONDS = 45.0  # of connections that are closed at once: the head may be at its begin, or at its end
 PREFIX = "gpufleet-node-"
-KEPT_SECONDS = 24 * 3600.0  # the folder of an agent that was killed: it says why, and what its node had done by then
 EVIDENCE = "evidence.jsonl"  # as run/folder.py calls it
 OUTPUT_BYTES = 16 * 1024  # the end of a traceback, or of pytest's own summary
 LOOKED_AT = (b'"check_started"', b'"check_finished"', b'"verdict"')  # kinds of events
@@ -60,7 +59,7 @@ def main(settings: str) -> NoReturn:
     try:
         connection = wire.Dialled(os.read(0, wire.KEY_BYTES), given.run, given.head)
         base = given.keep_in or tempfile.gettempdir()
-        rank_files.sweep(PREFIX, [base], KEPT_SECONDS)
+        rank_files.sweep(PREFIX, [base], 24 * 3600.0)  # those of agents that were killed: they say what was done then
         folder, _ = rank_files.make(PREFIX, base)  # held until this process ends
         with (folder / "agent.log").open("wb") as log:  # of all that is printed: a terminal is the controller's
             os.dup2(log.fileno(), 1)
@@ -334,7 +333,6 @@ class Agent:
         return "" if self._as_planned else self._why
 
     def _wait(self) -> None:
-        """Until anything happens, and no longer than it may."""
         running = self._suite is not None and not self._suite.over
         seconds = min(self._pulse_due - time.monotonic(), 0.2 if running else PULSE_SECONDS)  # it writes in between
         with selectors.PollSelector() as selector:

@@ -23,7 +23,6 @@ from pytest_gpufleet.world.engines import processes
 
 # It has the sys.path of the process that starts it: the package may be importable by that alone.
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pytest_gpufleet.nodes import agent; agent.main(sys.argv[1])"
-KILL_SECONDS = 2.0  # of the time to close
 
 
 class AgentSettings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,7 +101,7 @@ class OwnAgents:
             assert process.stdin is not None
             process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic() - KILL_SECONDS))
+                process.wait(max(0.0, until - time.monotonic() - 2.0))  # to kill it
         alive = [process.pid for process in self._processes.values() if process.poll() is None]
         started = set(alive).union(*map(processes.descendants, alive))
         processes.end(lambda: {*filter(processes.look, started)}, max(0.1, until - time.monotonic()))

@@ -5,7 +5,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,9 +20,6 @@ from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
 
 class Lost(str):
     """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
-
-
-T = TypeVar("T")
 
 
 class Trouble(Exception):
@@ -144,7 +141,7 @@ class Cluster:
         """What came from the nodes' own runs, and losses of nodes, in the same way."""
         return self._news(self._suite_news, timeout)
 
-    def _news(self, queue: list[T], timeout: float) -> list[T]:
+    def _news(self, queue: list[Any], timeout: float) -> list[Any]:
         with self._changed:
             self._changed.wait_for(lambda: queue, timeout)
             news = queue.copy()

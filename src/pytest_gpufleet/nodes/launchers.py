@@ -121,7 +121,6 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address of this host has that name."""
     for family, kind, protocol, _, place in _addresses(host):
         with socket.socket(family, kind, protocol) as probe, suppress(OSError):
             probe.bind((place[0], 0, *place[2:]))

@@ -26,6 +26,7 @@ from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 
 T = TypeVar("T")
+IndexPair = tuple[int, int]
 
 IFCONF, IFREQ = struct.Struct("iP"), struct.Struct("16s4x4s16x")  # of an interface its name, and a sockaddr_in
 # In either direction: some packets of any MTU, so that those too large for a switch are missed.
@@ -206,8 +207,6 @@ def _or_why(work: Callable[..., T], *arguments: Iterable[Any]) -> tuple[T | str,
 
 
 # ---------------------------------------------------------------- where pytest runs
-
-IndexPair = tuple[int, int]
 
 
 def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str]:

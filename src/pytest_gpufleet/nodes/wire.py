@@ -41,10 +41,6 @@ AGAIN = (1 << 64) - 1  # instead of a number: the connection is new, send what w
 
 SECRET = "GPUFLEET_SECRET"
 LEAST_BYTES = KEY_BYTES = 32
-HOW_TO = (
-    f"nodes on several hosts need a secret that all of them have: `openssl rand -hex 32 > FILE`, then "
-    f"--fleet-secret-file FILE on every node, or its content in the variable {SECRET}"
-)
 
 
 def secret(file: Path | None, needed: bool = True) -> bytes:
@@ -62,7 +58,10 @@ def secret(file: Path | None, needed: bool = True) -> bytes:
         return b""
     if len(found) < LEAST_BYTES:
         short = f"{where} has {len(found)} bytes, and a secret needs at least {LEAST_BYTES}; " if found or file else ""
-        raise Refused(f"{short}{HOW_TO}")
+        raise Refused(
+            f"{short}nodes on several hosts need a secret that all of them have: `openssl rand -hex 32 > FILE`, "
+            f"then --fleet-secret-file FILE on every node, or its content in the variable {SECRET}"
+        )
     return hashlib.blake2b(found, digest_size=KEY_BYTES).digest()
 
 
@@ -115,10 +114,9 @@ class Line:
 
 
 class Dialled:
-    """An agent's end: a connection to the head, which is made again whenever it breaks."""
+    """An agent's end: a connection to the head ("HOST:PORT"), which is made again whenever it breaks."""
 
     def __init__(self, secret: bytes, run: str, head: str) -> None:
-        """`head`: "HOST:PORT"."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option, value in OPTIONS.items():

@@ -183,7 +183,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
     ]  # fmt: skip
     shown: dict[str, Any] = codec.plain({
         "schema": SCHEMA, "plugin": __version__, "verdict": fleet.verdict, "exit_status": fleet.exit_status,
-        "reasons": fleet.reasons, "basis": {"lowest": fleet.lowest, "figures": fleet.grades},
+        "reasons": fleet.reasons, "basis": {"lowest": next(reversed(fleet.grades), None), "figures": fleet.grades},
         "expected": fleet.expected, "hosts": hosts, "gaps": fleet.gaps, "unusable": fleet.unusable, "odd_hosts": odd,
         "differences": fleet.differences, "slower_than_peers": slow, "faults": faults, "notes": fleet.notes,
     })  # fmt: skip

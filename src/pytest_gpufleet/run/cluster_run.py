@@ -360,7 +360,6 @@ class ClusterRanks(Ranks):
         return ClusterEngine(self._run.cluster)
 
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
-        """Those that are left."""
         target, rehearsed = self._run.target, (None,) * (self._run.options.rehearse or 0)
         alive = self._run.cluster.alive
         nodes = {node: (rehearsed or target.topology_of(node).gpus, target.hosts[node]) for node in alive}

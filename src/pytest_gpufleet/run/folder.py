@@ -72,8 +72,7 @@ class RunFolder:
         return RunFolder(self.path / NODES / f"{node.index}-{name}")
 
     def own_runs(self, record: Record) -> dict[int, HostRun]:
-        """The nodes' own runs of a run on many, by their numbers, as far as their evidence is in this folder, and this
-        run has its SHA-256."""
+        """The nodes' own runs of a run on many, by number, whose evidence is here, and its SHA-256 in `record`."""
         common, found = Common(), {}
         for number, end in record.finished.items():
             own = self.of_node(record.node(number))
@@ -129,7 +128,6 @@ class RunFolder:
 
 class Evidence:
     """Writes evidence.jsonl, one line an event, on disk before `add` returns; `record` is what it amounts to.
-
     If the disk is full, or somebody removes or changes the file, the run goes on. What happened is an event of its own
     (`spoiled`), which no verdict can pass over."""
 

@@ -165,8 +165,12 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | N
     if status is not None and status < 0 and in_time is not None:
         die_by(-status)
     if status is None or status < 0:
-        _kill(child)
         status = None
+        processes.kill([child])  # what it leaves behind may then clean up
+        gone = time.monotonic() + KILL_SECONDS
+        while processes.descendants(supervisor) and time.monotonic() < gone:
+            time.sleep(TURN_SECONDS / 10)
+        processes.end(lambda: processes.descendants(supervisor), KILL_SECONDS)  # but for what cannot be killed
     with os.fdopen(reading, "rb") as file:
         os.set_blocking(reading, False)
         folder = file.read(4096)
@@ -196,14 +200,3 @@ def _await(child: int, until: float, forwarded: set[signal.Signals]) -> int | No
         heard = signal.sigtimedwait(forwarded | {signal.SIGCHLD}, min(left, TURN_SECONDS))
         if heard and heard.si_signo in forwarded and heard.si_code != 0x80:
             os.kill(child, heard.si_signo)  # not SI_KERNEL (asm-generic/siginfo.h): all here get Ctrl-C on a terminal
-
-
-def _kill(child: int) -> None:
-    """The run first: what it leaves behind may then clean up. Then all that is left, but for what cannot be killed."""
-    from pytest_gpufleet.world.engines import processes
-
-    processes.kill([child])
-    until = time.monotonic() + KILL_SECONDS
-    while processes.descendants(os.getpid()) and time.monotonic() < until:
-        time.sleep(TURN_SECONDS / 10)
-    processes.end(lambda: processes.descendants(os.getpid()), KILL_SECONDS)

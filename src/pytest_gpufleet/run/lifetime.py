@@ -40,6 +40,13 @@ from pytest_gpufleet.verdict.gaps import DEADLINE
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 
 PACKAGE = Path(__file__).parents[1]
+# Who says so in events.STARTED_BY, and the variable of make in which arguments are typed.
+CALLERS = {"gpufleet accept": "", "make accept": "ARGS"}
+OF_A_PACKAGE = "--pyargs"
+# The photographs that the suite has decoded take 23 MB; evidence and report of six hours on 8 GPUs 64 MB (327 to 409
+# bytes a GPU and second on the recorded machines, and 2 MB).
+ROOM_BYTES = 64 << 20
+TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
 def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
@@ -56,11 +63,6 @@ def of_checkout(package: Path = PACKAGE, run: RunTool = output) -> str:
     return ""
 
 
-# Who says so in events.STARTED_BY, and the variable of make in which arguments are typed.
-CALLERS = {"gpufleet accept": "", "make accept": "ARGS"}
-OF_A_PACKAGE = "--pyargs"
-
-
 def command_line(arguments: Sequence[str]) -> events.CommandLine:
     """`arguments`: pytest's. Values that promise a secret are hidden."""
     caller = os.environ.get(events.STARTED_BY, "")
@@ -73,12 +75,6 @@ def command_line(arguments: Sequence[str]) -> events.CommandLine:
     suites = (f for path in paths for f in (path, *path.parents) if f.name == "acceptance" and (f / CONFTEST).is_file())
     named = next((command([f"{folder}/"]) for folder in suites), "acceptance/")  # as these arguments name it
     return events.CommandLine("pytest", command(arguments), named)
-
-
-# The photographs that the suite has decoded take 23 MB; evidence and report of six hours on 8 GPUs 64 MB (327 to 409
-# bytes a GPU and second on the recorded machines, and 2 MB).
-ROOM_BYTES = 64 << 20
-TEXTFILE = b"# HELP gpufleet_"  # how a textfile of ours begins
 
 
 def check_room(folder: Path) -> None:
@@ -171,7 +167,7 @@ def _never_end_with_0(run: Run) -> None:
 
     def end_now(status: int) -> NoReturn:
         if status & 0xFF == 0 and os.getpid() == controller:
-            status = run.exit_status or EXIT_STATUS["INCOMPLETE"]
+            status = run.exit_status or INCOMPLETE
             run.tell(f"os._exit(0) was called: the run ends here, with exit status {status}")
         end(status)
 

@@ -87,9 +87,8 @@ class NodeRun:
 def behind(
     own: Sequence[float], others: Sequence[Sequence[float]], now: float, seconds: float
 ) -> tuple[float, float] | None:
-    """Of a node that has not ended its next check when most others have, by the times at which each has ended those
-    before, the seconds that it has been at it, and that most others took: if it is late by more than `seconds`, and
-    than five times the latter."""
+    """Of a node whose next check most others have ended, the seconds that it has been at it, and that these took, by
+    the times at which checks ended: if it is late by more than `seconds`, and than five times the latter."""
     step = len(own)
     took = sorted(times[step] - (times[step - 1] if step else 0.0) for times in others if len(times) > step)
     if len(took) * 2 <= len(others):
@@ -143,8 +142,7 @@ class NodeRuns:
         return troubles
 
     def listen(self, timeout: float) -> list[NodeRun]:
-        """Take in what has come, as soon as anything has, and have files of runs that ended brought here. Those that
-        are over since the last time."""
+        """Take in what has come, as soon as anything has, and have files brought here. The runs that are newly over."""
         over, heard = [], self._cluster.suite_news(timeout)
         self._listening.look(time.monotonic())
         for node, news in heard:

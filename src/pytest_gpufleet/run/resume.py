@@ -51,6 +51,7 @@ DMI = {
 }  # fmt: skip
 UNREADABLE = (RUN_FACTS["profile_sha256"], RUN_FACTS["order_sha256"], RUN_FACTS["code"])
 MOST_LINES = 12
+Things = dict[str, dict[str, object]]
 
 # Events that a new run takes over as they are. All others it has itself, or they belong to a check that runs again.
 TAKEN_OVER = (
@@ -96,9 +97,6 @@ def check_same(folder: RunFolder, then: Record, now: Record) -> None:
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         text = "\n".join(f"  {line}" for line in lines[:MOST_LINES] + more)
         raise Refused(f"--fleet-resume {folder}: this is not the same machine and setup:\n{text}")
-
-
-Things = dict[str, dict[str, object]]
 
 
 def _things(record: Record) -> Things:
@@ -205,9 +203,6 @@ def carried(folder: RunFolder, then: Record) -> list[events.Event]:
 
 # A machine that comes back from repair (--fleet-returns): its run before, and what of that is kept in the new one.
 
-# What of a run decides what its verdict means: a repaired machine has to meet as much as before.
-ASKED = ("rehearsal", "basis", "network", "without", "used", "order_sha256")
-
 
 def returned(folder: Path, replaced: tuple[str, ...], before: Record, now: Record) -> events.Returns:
     """What evidence has of it. Refused for many nodes, another machine, less asked than there, or an unknown part."""
@@ -227,7 +222,9 @@ def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Itera
         yield f"that run is of another machine ({name}, serial {serial}): this one is {own_name}, serial {own}"
     if before.run.began > now.run.began:
         yield f"that run began at {before.run.utc}, after this one: set the clock"
-    asked = ({"": {RUN_FACTS[fact]: getattr(run, fact) for fact in ASKED}} for run in (before.run, now.run))
+    # What decides what a verdict means: a repaired machine has to meet as much as before.
+    decisive = ("rehearsal", "basis", "network", "without", "used", "order_sha256")
+    asked = ({"": {RUN_FACTS[fact]: getattr(run, fact) for fact in decisive}} for run in (before.run, now.run))
     if otherwise := list(differences(*asked)):
         yield f"ask the same of the machine as before: {'; '.join(otherwise)}"
     there = {part.name: part.called for part in parts_of(now)}

@@ -47,13 +47,18 @@ else:
     call, world, local = lazy("world", "call", "world", "engines.local")
 
 AT_THE_END = "the end of the run"  # where a check is named
+# What training imports: every optimizer and DDP torch's compiler, which takes seconds. No import here may start CUDA,
+# which could not be used in processes that are forked afterwards.
+OF_TRAINING = (
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.checkpoint.state_dict_saver", "torchvision",
+)  # fmt: skip
 
 
 class Run:
     """What the tests of one session share, each part made at its first use. `lifetime` gives it evidence and a folder,
     if it was asked for, and its verdict. `tell(text)` shows a line at once, whatever else is shown.
-    `prepare_rank` is called on each rank when it starts: what it does for those who run tests on it. `until`: when its
-    time is up, on time.monotonic()."""
+    `prepare_rank` is called on each rank when it starts. `until`: when its time is up, on time.monotonic()."""
 
     evidence: Evidence | None = None
     folder: RunFolder  # only beside evidence
@@ -258,14 +263,6 @@ class Run:
     def _tell_interruption(self, what: str) -> None:
         where = self.options.folder if self.evidence is None else self.folder
         self.tell(f"{what}: writing the report to {where}, a few seconds ...")
-
-
-# What training imports: every optimizer and DDP torch's compiler, which takes seconds. No import here may start CUDA,
-# which could not be used in processes that are forked afterwards.
-OF_TRAINING = (
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.checkpoint.state_dict_saver", "torchvision",
-)  # fmt: skip
 
 
 def likely(options: Options) -> tuple[str, ...]:

@@ -174,9 +174,8 @@ def _option(default: Any, *option: Any, **how: Any) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, `gpus` and `rehearse` of each of the `nodes`; all times are seconds. `paths`: of the checks,
-    and of what they are run and judged by. `asked`: it is to be a run of its own. `listing`: pytest only shows what
-    there is."""
+    """What was asked for, `gpus` and `rehearse` of each node; times in seconds. `paths`: of checks, and of what they
+    are run and judged by. `asked`: it is to be a run of its own. `listing`: pytest only shows what there is."""
 
     # fmt: off
     gpus: int | Literal["all", "auto"] = _option("auto", "--gpus", gpu_count, "N|all|auto",

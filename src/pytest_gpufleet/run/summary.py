@@ -29,7 +29,6 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, FailedNode, faile
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
 from pytest_gpufleet.verdict.gaps import answered
 
-SCHEMA: Literal[2] = 2
 Natural = Annotated[int, Meta(ge=0)]
 Some = Annotated[int, Meta(ge=1)]
 Values = Mapping[str, float | None]  # null: no number
@@ -41,8 +40,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 def part(name: str, model: Any, always: str, unless_default: str = "", **own: Any) -> Any:
-    """Fields of a type of the model, as it describes them. `own`: of what is called or counted otherwise here the type,
-    or type and default."""
+    """Fields of a type of the model, as it describes them. `own`: type, or type and default, of what differs here."""
     types = get_type_hints(model, include_extras=True) | own
     fields: list[Any] = [(each, types[each]) for each in always.split()]
     for each in unless_default.split():
@@ -161,9 +159,6 @@ class Summary(Part, frozen=True):
     requirements: Annotated[Answers, about("Of --fleet-requirements, as answered.")] = ()
 
 
-PARTNERS = 2  # that are good: a node is named only if it fails with two of them
-
-
 def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
     """The hosts that failed in the run on many nodes in this folder, with two that were good; `own`: of the head."""
     try:
@@ -180,14 +175,14 @@ def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
     if here is None:
         raise Refused(f"--fleet-only-failed {folder}: {own}, the head, neither failed nor was good in that run")
     good.sort(key=lambda host: host != here)
-    return tuple(failed + good[:PARTNERS])
+    return tuple(failed + good[:2])  # a node is named only if it fails with two good ones
 
 
 def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
     """Of a run with a verdict. `sha256`: of its evidence, `report_sha256`: of its page. `runs`: the nodes' own."""
     own = HostRun(record.run.host, sha256, record)
     return Summary(
-        SCHEMA,
+        2,
         cast(VerdictWord, record.verdict),
         tuple(record.reasons),
         cast(int, record.exit_status),

@@ -21,9 +21,8 @@ def node_facts(index: int, name: str, serial: str | None, machine: HostFound, to
 
 
 class Target:
-    """`rehearsal_ranks`: on all nodes; 0: a real run. `nodes`: that were there when it began. `gpus_present`: how many
-    GPUs there are, with those that are left out of this run; 0 in a rehearsal. `where`: what stands behind a number of
-    GPUs or ranks if there are several nodes."""
+    """`rehearsal_ranks`: on all nodes; 0: a real run. `nodes`: there at its begin. `gpus_present`: also those that are
+    left out; 0 in a rehearsal. `where`: what stands behind a number of GPUs or ranks if there are several nodes."""
 
     rehearsal_ranks: int
     nodes: int = 1

@@ -47,7 +47,9 @@ OF_PORTS = {
 # Variables whose values name what is on one host.
 OF_ONE_HOST = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_COMM_ID")
 MOST_NAMES = 4  # of hosts that have the same value
+MOST_PARTS = 3  # that are named
 SHOWN = 12  # digits of a hash: who wants all of them has the evidence
+Records = Mapping[str, Record]  # by the name of the host, or of the run
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,6 @@ class Difference:
         return Said(text, fact=Said(self.fact), others=Listed(named), usual=Said(self.usual or ""))
 
 
-Records = Mapping[str, Record]  # by the name of the host, or of the run
-
-
 def unlike(records: Records) -> list[Difference]:
     """In which facts of machine and software they differ; those of GPUs among machines of one GPU model."""
     return _differences(records, _machine) + _within_models(records, _of_gpus)
@@ -92,8 +91,7 @@ def run_otherwise(records: Records) -> list[Difference]:
 
 
 def faults(differences: Iterable[Difference], nodes: Mapping[str, int], all_if_none: bool = False) -> list[Fault]:
-    """Each host that differs, and each fact of which nobody can say who differs, which names nobody or `all_if_none`.
-    `nodes`: the number of each host."""
+    """Each host that differs, by its number; each fact of which nobody can say who does: of none, or `all_if_none`."""
     found = []
     for each in differences:
         at = {name: Place(nodes[name], "node") for name in each.hosts}
@@ -107,8 +105,7 @@ def faults(differences: Iterable[Difference], nodes: Mapping[str, int], all_if_n
 
 def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -> list[Fault]:
     """Network ports that are set up, or stand next to GPUs, otherwise than on most nodes; where none is that of most,
-    all nodes in one fault. `nodes`: GPUs and host of each. Names may differ between models of machines, and what a node
-    does not show is left out."""
+    all nodes in one fault. `nodes`: GPUs and host of each. Names may differ between models of machines."""
     values: dict[tuple[object, str, str], dict[str, str]] = defaultdict(dict)
     fastest = {port.port for _, host in nodes.values() for port in fastest_ports(ports_of(host))}
     for node, (gpus, host) in nodes.items():
@@ -189,7 +186,6 @@ def _variable(name: str) -> Said:
 
 
 def _of_gpus(record: Record, facts: Mapping[str, str] = OF_GPUS) -> dict[str, str]:
-    """What its GPUs have, all of it."""
     every = {what: {_text(gpu.get(fact)) for gpu in record.topology.gpus} for what, fact in facts.items()}
     every["NVLinks that are up"] = {str(gpu.nvlinks_active) for gpu in record.topology.gpus}
     return {what: " and ".join(sorted(values - {UNKNOWN})) or UNKNOWN for what, values in every.items()}
@@ -219,8 +215,6 @@ def _text(value: Any) -> str:
 
 
 # ---------------------------------------------------------------- what GPUs compute of the same data
-
-MOST_PARTS = 3  # that are named
 
 
 class Work(NamedTuple):

@@ -37,6 +37,11 @@ FAMILIES = {
     "network": ("node_group_busbw", "rail_bandwidth", "rdma_bandwidth", "rdma_latency", "nic_bandwidth", "port_events"),
 }  # fmt: skip
 FAMILY = {metric: family for family, metrics in FAMILIES.items() for metric in metrics}
+# What nodes have to have in common before they work together: in all else they are only unlike.
+TO_WORK_TOGETHER = (*SOFTWARE.values(), "network plugin of NCCL", "VBIOS", "GSP firmware")
+# Logs of several nodes can be put in order, certificates hold and leases of file systems last. It is where the rule
+# NodeClockSkewDetected of node_exporter begins.
+CLOCKS_APART_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -207,14 +212,6 @@ def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bo
 
 def _family(slow: SlowPlaces) -> str:
     return FAMILY.get(slow.figure.name, slow.figure.name)
-
-
-# Logs of several nodes can be put in order, certificates hold and leases of file systems last. It is where the rule
-# NodeClockSkewDetected of node_exporter begins.
-CLOCKS_APART_SECONDS = 0.05
-
-# What nodes have to have in common before they work together: in all else they are only unlike.
-TO_WORK_TOGETHER = (*SOFTWARE.values(), "network plugin of NCCL", "VBIOS", "GSP firmware")
 
 
 def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:

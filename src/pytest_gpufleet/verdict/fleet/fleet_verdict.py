@@ -40,6 +40,7 @@ WORDS: dict[GapKind, str] = {
     "run otherwise": "whose runs differ",
 }  # fmt: skip
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
+ALONE: NodeRuns = MappingProxyType({})
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,11 +74,6 @@ class Fleet:
     reasons: tuple[str, ...]
     exit_status: int
     failed: tuple[FailedNode, ...] = ()  # whom any of this rejects
-
-    @property
-    def lowest(self) -> Grade | None:
-        """The lowest grade of all limits that figures were held against."""
-        return next(reversed(self.grades), None)
 
 
 def judge_fleet(
@@ -175,9 +171,6 @@ def _verdict(
     return "ACCEPTED", [*accepted, *notes], EXIT_STATUS["ACCEPTED"]
 
 
-ALONE: NodeRuns = MappingProxyType({})
-
-
 def over_nodes(record: Record, runs: NodeRuns) -> Fleet:
     """What a run on many nodes amounts to. `runs`: their own, as far as their evidence is here."""
     return judge_fleet(runs.values(), over_nodes=[host_runs.between(record, runs)])
@@ -232,8 +225,14 @@ def failed_nodes(hosts: Sequence[HostRun], faults: Iterable[Fault], over: Iterab
         for number, end in record.finished.items():
             if rejected(end) and not found[record.hosts[number]]:  # its evidence could not be brought here
                 found[record.hosts[number]].append(_reason("check_failed", next(iter(end.reasons), "REJECTED")))
-        for number, fault in _between(record):
-            found[record.hosts[number]].append(_of_fault(fault, record.topology))
+        every = [fault for fault in all_faults(record) if fault.name != "node_lost"]
+        for fault in every:
+            left_out = fault.name in NAME_NOBODY or fault.kind.action == "MONITOR" or explaining(fault, every)
+            nodes = [{part.node for part in subject.parts if part.is_on_node} for subject in fault.subjects]
+            named = {node for of_subject in nodes if len(of_subject) == 1 for node in of_subject}
+            # What lies on several nodes names none of them, nor does what is said of all.
+            for number in () if left_out or len(named) == len(record.hosts) > 1 else sorted(named):
+                found[record.hosts[number]].append(_of_fault(fault, record.topology))
     for fault in faults:
         for number in fault.nodes:
             found[hosts[number].host].append(_of_fault(fault, hosts[number].record.topology.on_node(number)))
@@ -250,17 +249,6 @@ def _of_own_run(record: Record) -> Iterator[Reason]:
     for check in record.checks.values():
         if check.outcome == "failed" and check.id not in by_code | beside:
             yield _reason("check_failed", f"{check.title or check.id}: {check.message}".partition("\n")[0])
-
-
-def _between(record: Record) -> Iterator[tuple[int, Fault]]:
-    """Whom faults between nodes name. What lies on several nodes names none of them, nor does what is said of all."""
-    every = [fault for fault in all_faults(record) if fault.name != "node_lost"]
-    for fault in every:
-        left_out = fault.name in NAME_NOBODY or fault.kind.action == "MONITOR" or explaining(fault, every)
-        nodes = [{part.node for part in subject.parts if part.is_on_node} for subject in fault.subjects]
-        named = {node for of_subject in nodes if len(of_subject) == 1 for node in of_subject}
-        if not left_out and not len(named) == len(record.hosts) > 1:
-            yield from ((number, fault) for number in sorted(named))
 
 
 def _of_fault(fault: Fault, topology: GpuTopology) -> Reason:

@@ -281,8 +281,7 @@ def rejected(end: NodeFinished | Record) -> bool:
 
 
 def between(record: Record, runs: NodeRuns) -> Record:
-    """The record of a run on many nodes with what was done between them alone. `runs`: their own; until 0.3 what they
-    had checked stood in the evidence of both."""
+    """The record of a run on many nodes without what stood in that of their own `runs` too (until 0.3)."""
     known = record.suite.known_as
     own = {known(check) for run in runs.values() for check in run.record.checks}
     twice = {check for check in (*record.started, *record.checks) if known(check) in own}
