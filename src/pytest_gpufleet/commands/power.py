@@ -129,7 +129,8 @@ def rejects(made: Sequence[Comparison], nodes: int = 1) -> list[str]:
     model = f"{of_1000(seen)} by the spreads that are known, {of_1000(most)} at their upper ends"
     lines = [f"healthy and rejected, by the model: {model} ({count} comparisons)"]
     if nodes > 1:
-        lines.append(f"of {nodes} healthy nodes any is rejected by its own run: at most {1 - (1 - most) ** nodes:.2%}")
+        any_node = 1 - (1 - most) ** nodes
+        lines.append(f"of {nodes} healthy nodes any is rejected by its own run: at most {any_node:.2%}")
     healthy, rejected = power.RECORDED_HEALTHY, power.RECORDED_REJECTED
     so = f"{rejected} of {healthy} machines, so at most {3 / healthy:.0%}; some limits were made from them"
     return [*lines, f"healthy and rejected, on record: {so}"]

@@ -68,7 +68,8 @@ def secret(file: Path | None, needed: bool = True) -> bytes:
 def keys(secret: bytes, role: str, run: str = "") -> tuple[bytes, bytes]:
     """The public and the secret key of "head" or "node", as ZeroMQ takes them. `run`: what a launcher calls this run;
     nodes of another one with the same secret are turned away."""
-    key = z85.encode(hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest())
+    own = hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest()
+    key = z85.encode(own)
     return zmq.curve_public(key), key
 
 

@@ -201,6 +201,7 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[RUN]
     if run.evidence is not None:
-        run.finish(cut_short=bool(session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT))
+        cut_short = session.shouldstop or session.shouldfail or exitstatus in verdict.CUT_SHORT
+        run.finish(cut_short=bool(cut_short))
         session.exitstatus = run.exit_status = lifetime.conclude(run, exitstatus)
         listeners.note_requirements(session.config, run)

@@ -436,7 +436,8 @@ def _machine_cell(group: Group, accused: Mapping[str, Accused], gpus: Collection
     if not (outcomes := {*group.outcomes}):
         return GridCell("not run", "not run")
     unjudged = [at for each in group.findings if each.state == "not judged" for at in each.measurement.values]
-    if any(part not in gpus for at in unjudged for part in at.parts) or outcomes & {"skipped", "unfinished"}:
+    elsewhere = any(part not in gpus for at in unjudged for part in at.parts)
+    if elsewhere or outcomes & {"skipped", "unfinished"}:
         return GridCell("not judged", "not judged")
     return GridCell("ok", "ok") if "passed" in outcomes else GridCell("", "")
 

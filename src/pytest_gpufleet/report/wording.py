@@ -228,4 +228,5 @@ def margin(finding: Finding) -> float:
         return math.inf
     if math.isnan(furthest[1]):
         return -math.inf
-    return (1 if limit.sense == "min" else -1) * (furthest[1] - limit.value) / abs(limit.value)
+    sign = 1 if limit.sense == "min" else -1
+    return sign * (furthest[1] - limit.value) / abs(limit.value)

@@ -173,7 +173,7 @@ def supervise(run: Callable[[Supervised], int], seconds: float) -> tuple[int | N
         processes.end(lambda: processes.descendants(supervisor), KILL_SECONDS)  # but for what cannot be killed
     with os.fdopen(reading, "rb") as file:
         os.set_blocking(reading, False)
-        folder = file.read(4096)
+        folder = file.read(4096)  # PATH_MAX of Linux
     return status, Path(os.fsdecode(folder)) if folder else None
 
 

@@ -168,7 +168,7 @@ class Pool:
         """The outcome of each rank. RankFailure if one fails or is late, RuntimeError if another thread stops all.
         `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
         answers, missing, graceful = Answers(), {*call.ranks}, True
-        began, remaining, said_after = self.clock(), timeout, 30.0
+        began, remaining, said_after = self.clock(), timeout, 30.0  # seconds until somebody wonders
         until = began + timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:

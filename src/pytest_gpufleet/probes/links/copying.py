@@ -377,7 +377,8 @@ def bandwidth(
     """`samples` in GB/s of the first of these copies, each of at least `lasting` seconds (see HostCopier.seconds)."""
     copier.seconds(copies, 0, 1)  # the first use of a way makes it
     one = copier.seconds(copies, 0, 1, meet)
-    timed = max(1, min(max(COPIES, math.ceil(lasting / one)), int(SAMPLE_SECONDS / one), MOST_COPIES))
+    enough = max(COPIES, math.ceil(lasting / one))
+    timed = max(1, min(enough, int(SAMPLE_SECONDS / one), MOST_COPIES))
     warm_up = min(WARM_UP, timed)
     return tuple(copies[0][2] / copier.seconds(copies, warm_up, timed, meet) / 1e9 for _ in range(samples))
 

@@ -61,7 +61,8 @@ class Shape:
     @property
     def bytes_of_weights(self) -> int:
         """Of training: weights, gradients and two moments of Adam in float32, and a copy of the weights in 16 bits."""
-        return (4 + 4 + 8 + 2) * (self.multiplied + self.width * self.vocabulary + (2 * self.layers + 1) * self.width)
+        every = self.multiplied + self.width * self.vocabulary + (2 * self.layers + 1) * self.width
+        return (4 + 4 + 8 + 2) * every
 
     @property
     def bytes_of_a_sequence(self) -> int:

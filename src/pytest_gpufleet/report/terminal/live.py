@@ -174,7 +174,7 @@ def running_check(folder: Path) -> str:
     try:
         found = [(path.lstat().st_mtime, path) for path in folder.glob("*/evidence.jsonl")]
         modified, path = max(found, default=(0.0, None))
-        if path is None or time.time() - modified > 3600:  # seconds
+        if path is None or time.time() - modified > 3600:  # seconds without a word
             return ""
         with safe_files.open_regular(path) as file:  # the folder may be another user's
             file.seek(max(0, path.lstat().st_size - TAIL))
@@ -213,7 +213,7 @@ def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) ->
         if done < due or shown_elsewhere():
             return
         lead = "" if due else "\n"  # ends the line that pytest has begun
-        due = done + 60.0  # seconds
+        due = done + 60.0  # seconds until the next line
         state = [_time(done, whole)]
         for name, unit in (("temperature_c", "°C"), ("power_watts", "W")):
             readings = [of.get(name) for of in sample.gpus] if sample else []

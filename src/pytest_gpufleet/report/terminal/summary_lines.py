@@ -188,7 +188,8 @@ def summary_lines(
 
 def _left_open(record: Record) -> str:
     # Of own checks nobody asked for the suite.
-    points = counted(gaps(record)) if any(map(record.suite.contains, record.checks)) or not record.run.rehearsal else []
+    suite = any(map(record.suite.contains, record.checks))
+    points = counted(gaps(record)) if suite or not record.run.rehearsal else []
     text = "Left open: {points} (the report lists each with its reason)"
     return say(text, points=say(", ").join(points)) if points else ""
 
@@ -251,7 +252,8 @@ def of_check(record: Record, check_id: str, findings: Iterable[Finding]) -> str:
         value, limit, margin, where = texts(finding, record.hosts)
         held = f" ({', '.join(filter(None, (limit, margin)))})" if limit else ""
         lines.append(f"    {finding.state}: {named(finding)}: {value}{held}, {where}")
-    return _joined([*lines, *(f"    {line}" for line in (message(check).whole or message(check).head).splitlines())])
+    said = message(check).whole or message(check).head
+    return _joined([*lines, *(f"    {line}" for line in said.splitlines())])
 
 
 def ending(record: Record, folder: str) -> str:

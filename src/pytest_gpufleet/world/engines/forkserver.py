@@ -150,7 +150,7 @@ def serve(control_descriptor: int, preload: Sequence[str], idle: Sequence[str]) 
                 os.close(descriptor)
             (requests[pid],) = REQUEST.unpack(datagram)
             tell(NEWS.pack(requests[pid], pid, False, 0))
-    processes.end(lambda: processes.started_by(os.getpid()), seconds=10.0)
+    processes.end(lambda: processes.started_by(os.getpid()), seconds=10.0)  # after the controller
     os._exit(0)
 
 

@@ -240,7 +240,7 @@ class LocalEngine:
 
     def end(self) -> None:
         """End the ranks, and the process that they are forked from."""
-        self.kill(timeout=1.0)
+        self.kill(timeout=1.0)  # ranks go when the controller ends
         if self._server is not None:
             self._server.kill()
             self._server = None
