@@ -19,7 +19,6 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.model.place import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOWNS, Gpu, GpuTopology, Missing, Pair
 
-REMAPPED_ROWS_LIMIT = 512
 # Corrected errors that Azure's node health checks (check_gpu_ecc) still let pass, of which they count those since the
 # driver was loaded. Here they are the most of a day, and of a run that is shorter.
 CORRECTED_A_DAY = {"sram": 10_000, "dram": 20_000_000}
@@ -86,7 +85,7 @@ def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
     """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, so may have some."""
     corrected, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
-    many = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0
+    many = uncorrected if uncorrected >= 512 else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
     rules = [
         ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),

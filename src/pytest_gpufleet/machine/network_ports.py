@@ -293,8 +293,7 @@ def fastest_ports(ports: Iterable[Port]) -> list[Port]:
 def line_rate(ports: Sequence[Port]) -> int:
     """Gbit/s of ports of one rate, or what their slots carry where all of them carry less; 0 if nobody says."""
     rate = max((int(port.gigabits) for port in ports), default=0)
-    slots = max((int(port.pcie.gigabits) for port in ports), default=0)
-    return min(rate, slots or rate)
+    return min(rate, max((int(port.pcie.gigabits) for port in ports), default=0) or rate)
 
 
 def of_gpus(ports: Sequence[Port], gpus: Sequence[Gpu]) -> list[Port]:

@@ -10,7 +10,6 @@ from pytest_gpufleet.machine.tools import Absent, HostFact
 from pytest_gpufleet.model.fault import Fault, node_fault
 
 CPU = Path("sys/devices/system/cpu")
-KIB = 1 << 10
 # Clock sources that are read over the bus, each time: about 1 us instead of 0.02 us, and not by every processor at
 # once. arch/x86/kernel/hpet.c rates its own 250, drivers/clocksource/acpi_pm.c 200, the kernel's last resorts below
 # 10; tsc, kvm-clock, hyperv_clocksource_tsc_page and arch_sys_counter have 300 to 500.
@@ -54,7 +53,7 @@ def read(root: Path = Path("/")) -> ProcessorSetup:
     for node in (root / "sys/devices/system/node").glob("node[0-9]*"):
         total = re.search(r"MemTotal:\s*(\d+) kB", tools.text(node / "meminfo") or "")
         if total and tools.text(node / "cpulist"):
-            memory[node.name[4:]] = int(total[1]) * KIB
+            memory[node.name[4:]] = int(total[1]) * 1024
     return ProcessorSetup(
         sockets=len(_topology(root, "physical_package_id") - {"-1"}) or None,  # -1: the firmware does not say
         offline=tuple(sorted(present - online)) if online else (),

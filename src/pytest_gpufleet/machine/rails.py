@@ -87,8 +87,7 @@ def lost_packets(places: Mapping[tuple[int, str], Packets]) -> list[Fault]:
     is lost on the way in others send again, and it comes out of order: so each place has its share of all that was sent
     again. Named is who loses more than is usual; where nobody does, all that lose much."""
     again = sum(each.resent for each in places.values())
-    out_of_order = sum(each.out_of_order for each in places.values())
-    part = again / max(1, out_of_order)
+    part = again / max(1, sum(each.out_of_order for each in places.values()))
     shares = {
         "sent": {at: each.resent / max(each.sent, LEAST_PACKETS) for at, each in places.items()},
         "received": {at: part * each.out_of_order / max(each.received, LEAST_PACKETS) for at, each in places.items()},

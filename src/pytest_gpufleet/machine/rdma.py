@@ -44,7 +44,6 @@ NEEDED = ("--out_json", "--bind_source_ip")  # of perftest from 23.07 on
 LOOPBACK = "127.0.0.1"
 DEVICE_FILES, REMEDY = Path("/dev/infiniband"), "a container needs `--device /dev/infiniband --ulimit memlock=-1`"
 LISTENING = "0A"  # TCP_LISTEN of include/net/tcp_states.h, as /proc/net/tcp writes it
-POLL_SECONDS = 0.02
 SLOW = 0.9  # of the fastest beside it: the tolerance of the metric
 # What perftest writes when it gives up (perftest_resources.c, _parameters.c, _communication.c of 26.07; of before 25.10
 # "Failed status 12"), and what to do. The first rows are about the port at this end, whatever the other one does.
@@ -128,7 +127,7 @@ def serve(test: Perftest, port: str, address: str, service: int) -> "subprocess.
             lines = (line.split() for line in table.read_text().splitlines()[1:])
             if any(line[1].endswith(f":{service:04X}") and line[3] == LISTENING for line in lines):
                 return server
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.02)
         errors.seek(0)
         said = explained(errors.read().decode(errors="replace"))
     why = f"did not listen within {SECONDS} s" if server.poll() is None else f"ended: {said}"

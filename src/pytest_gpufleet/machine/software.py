@@ -137,7 +137,6 @@ HARMFUL_NUMBERS: dict[str, Callable[[int], bool]] = {
 # How far apart GPUs may be that reach each other's memory, in NCCL's words; before it had words it had numbers.
 LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 NUMBERED_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
-USUAL_LEVEL = "PXB"
 
 
 def harmful_variables(environment: Mapping[str, str], topology: GpuTopology) -> list[Fault]:
@@ -163,7 +162,7 @@ def _keeps_apart(text: str, topology: GpuTopology) -> bool:
     if named not in LEVELS:  # NCCL does not heed it
         return False
     words = {re.sub(r"^NV\d+$", "NVL", link.replace("NODE", "PHB")) for row in topology.links for link in row}
-    usual = {LEVELS.index(word) for word in words if word in LEVELS[: LEVELS.index(USUAL_LEVEL) + 1]}
+    usual = {LEVELS.index(word) for word in words if word in LEVELS[: LEVELS.index("PXB") + 1]}
     return named == "LOC" or any(LEVELS.index(named) < distance for distance in usual)
 
 

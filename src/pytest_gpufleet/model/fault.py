@@ -501,7 +501,6 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> frozenset[int]:
-        """The numbers of the nodes that its subjects are on."""
         parts = (part for subject in self.subjects for part in subject.parts)
         return frozenset(part.node for part in parts if part.is_on_node)
 

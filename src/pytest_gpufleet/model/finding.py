@@ -124,7 +124,6 @@ class GivenLimits:
     spreads: tuple[SpreadRow, ...] = ()
 
     def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
-        """Those of these GPUs that its limits were measured on."""
         known = {name for run in self.calibrated_on for name in (*run.uuids, *run.serials)}
         return [gpu for gpu in gpus if gpu.uuid in known or gpu.serial in known]
 

@@ -68,8 +68,7 @@ class Place(Where):
 
     def __repr__(self) -> str:
         node = f"node{self.node}" if self.node else ""
-        device = f"{self.kind}{self.index}" if self.is_device else ""
-        return "/".join(filter(None, (node, device))) or self.kind
+        return "/".join(filter(None, (node, f"{self.kind}{self.index}" if self.is_device else ""))) or self.kind
 
 
 class Pair(Where):
@@ -511,8 +510,7 @@ class ClusterTopology(GpuTopology):
         if len(on) == 1 and where.parts[0].is_device and where.parts[0].kind != "rail":
             return on[0].kind(where)
         models = (", ".join(sorted(gpu.name for gpu in node.gpus)) for node in on)
-        domains = {self._domains.get(part.node, part) for part in where.parts}
-        between = NETWORK if len(domains) > 1 else DOMAIN
+        between = NETWORK if len({self._domains.get(part.node, part) for part in where.parts}) > 1 else DOMAIN
         return (*sorted(models), between if len(on) > 1 else where.parts[0].kind)
 
     def switch_neighbours(self, where: Where) -> tuple[int, ...]:

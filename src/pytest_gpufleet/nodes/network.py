@@ -59,7 +59,6 @@ def _own_address(host: str) -> str:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    """Every interface with every one of its addresses."""
     found = array.array("B", bytes(1024 * IFREQ.size))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         answer = fcntl.ioctl(asked, 0x8912, IFCONF.pack(len(found), found.buffer_info()[0]))  # netdevice(7)
@@ -116,8 +115,7 @@ def of_traffic(reached: Interface, environment: Mapping[str, str]) -> tuple[Inte
 def _is_chosen(name: str, pattern: str) -> bool:
     """By NCCL: begins of names, with "=" whole names, with "^" all others."""
     words = pattern.lstrip("^=").split(",")
-    found = name in words if "=" in pattern[:2] else any(map(name.startswith, words))
-    return found != pattern.startswith("^")
+    return (name in words if "=" in pattern[:2] else any(map(name.startswith, words))) != pattern.startswith("^")
 
 
 # ---------------------------------------------------------------- on a node

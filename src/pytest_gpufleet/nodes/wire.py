@@ -140,7 +140,6 @@ class Dialled:
         return bool(self._socket.poll(0) or self._monitor.poll(0))
 
     def receive(self) -> list[bytes]:
-        """The messages that have come by now."""
         while self._monitor.poll(0):
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
             self.was_connected = self.was_connected or event == zmq.EVENT_CONNECTED
@@ -225,8 +224,7 @@ class Transport:
         wanted, until = self.wanted or len(started), time.monotonic() + self.seconds
         while time.monotonic() < until:
             indexes = {agent.who.index for agent in self._agents.values()}
-            died = self.starter.ended().keys() & {*self.starter.own} - indexes
-            if len(self._agents) + len(died) >= wanted:
+            if len(self._agents) + len(self.starter.ended().keys() & {*self.starter.own} - indexes) >= wanted:
                 break
             self._poller.poll(int(1000 * BEAT_SECONDS))
             self._early += self._take_in()

@@ -142,7 +142,6 @@ def _refuse(why: Iterable[str]) -> None:
 
 
 def _contradictions(config: pytest.Config, given: Mapping[str, Any]) -> Iterator[str]:
-    """What does not go together on the command line."""
     for before, argument in pairwise(config.invocation_params.args):
         if before == "--rehearse" and not argument.startswith("-") and not Path(argument.partition("::")[0]).exists():
             yield f"--rehearse {argument}: no path has this name, and a number of ranks is --rehearse=N"

@@ -174,8 +174,7 @@ def _finished(item: pytest.Item, phases: Phases) -> Check:
     check = Check(item.nodeid, outcome, round(seconds, 3), title, doc.strip(), text, failed_by=failed_by, log=log)
     if (before := item.stash.get(CHECK, None)) is not None:
         worst = min(before, check, key=lambda each: GRAVEST.index(each.outcome))
-        twice = before.outcome == outcome == "failed"
-        failed_by = "other" if twice else worst.failed_by
+        failed_by = "other" if before.outcome == outcome == "failed" else worst.failed_by
         check = replace(worst, seconds=round(before.seconds + check.seconds, 3), failed_by=failed_by)
     item.stash[CHECK] = check
     del item.stash[PHASES]

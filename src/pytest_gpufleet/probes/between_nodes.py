@@ -59,7 +59,6 @@ def ranks_by_node(world: World) -> dict[int, list[int]]:
 
 
 def ranks_of(world: World, groups: Iterable[Group]) -> list[list[int]]:
-    """The ranks of each of these groups of nodes."""
     by_node = ranks_by_node(world)
     return [sorted(rank for node in group for rank in by_node[node]) for group in groups]
 

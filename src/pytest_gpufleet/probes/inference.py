@@ -43,11 +43,9 @@ WARM_UP = 3  # steps before a CUDA graph is captured
 class Decoder:
     """Greedy decoding of `batch` sequences behind a context of random keys and values. Attention reads the whole cache
     in every step, of which what comes later is masked: each step costs the same, and one CUDA graph serves all.
-
     `together`: tensor parallel (Shoeybi et al. 2019, Megatron-LM, arXiv:1909.08053): a rank has a share of the heads
     and of the hidden width of each layer, and two all_reduces a layer add up the parts. Embedding and logits are on
-    every rank. `decoded`: tokens, and the sums of the bits of their logits, (tokens, batch) each.
-    """
+    every rank. `decoded`: tokens, and the sums of the bits of their logits, (tokens, batch) each."""
 
     def __init__(self, rank: Rank, shape: Shape, dtype: torch.dtype, together: bool) -> None:
         self.rank, self.shape, self.together = rank, shape, together and rank.size > 1
@@ -213,7 +211,6 @@ def _launched(rank: Rank, do: Callable[[], object]) -> Iterator[Callable[[], obj
 def _unlike_others(rank: Rank, decoder: Decoder) -> list[str]:
     """What this rank decoded otherwise than most ranks. Only devices of one kind compute the same bits."""
     found = [] if decoder.finite else ["logits are NaN or infinite"]
-    kinds = {number for (number,) in everyones(rank, [crc32(kind(rank.device).encode())])}
-    if len(kinds) == 1:
+    if len({number for (number,) in everyones(rank, [crc32(kind(rank.device).encode())])}) == 1:
         found += differences(rank, dict(zip(("tokens", "sums of logits"), decoder.decoded, strict=True)))
     return found

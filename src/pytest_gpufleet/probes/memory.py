@@ -94,13 +94,11 @@ ARRAYS = 3  # that a triad moves: two are read, one is written
 
 def host_memory_bandwidth(world: World, nbytes: int, seconds: float) -> list[Measurement]:
     """GB/s of the host's memory at each NUMA node: the triad of STREAM, a = b + 3 c, counted as there: what the
-    processor reads of `a` before it writes does not count. Not applicable where a container leaves too little.
-
-    A thread on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in
-    the memory of its NUMA node. The nodes of a machine are divided among its ranks. A node is held against the other
-    ones: how fast its modules are, and on how many channels, only the firmware knows. Then the same with arrays in the
-    memory of a node half of all nodes on, both ways at once, which is what the links between sockets carry.
-    """
+    processor reads of `a` before it writes does not count. Not applicable where a container leaves too little. A thread
+    on each processor works on arrays of `nbytes` of its own, to which it is the first to write, so they lie in the
+    memory of its NUMA node. The nodes of a machine are divided among its ranks. A node is held against the other ones:
+    how fast its modules are, and on how many channels, only the firmware knows. Then the same with arrays in the memory
+    of a node half of all nodes on, both ways at once, which is what the links between sockets carry."""
     every = (world.each(world.nodes, _triads, nbytes, seconds, operation) for operation in ("triad", FAR))
     return [figure for each in every for figure in together(world, [found for ranks in each for found in ranks])]
 

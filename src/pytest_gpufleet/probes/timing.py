@@ -93,17 +93,14 @@ def read_under_load(rank: Rank, load: Work, facts: Sequence[str], seconds: float
 # nccl-tests launches 20 times. Less often what takes long: on a broken machine an operation can take a hundred times as
 # long, and of large messages a few tell as much. Figures of CPU ranks are not judged.
 ITERATIONS = {"cuda": 20, "cpu": 2}
-MIN_ITERATIONS = 2
 RUN_SECONDS = 0.06
 # A sample is the median of several runs. A host holds up a launch now and then for one to five milliseconds (it may be
 # torch's watchdog), and all ranks wait for the one that was held up. On eight H200 every third sample of one or two
 # runs of 15 to 25 ms was off, by up to 14 %.
 MIN_RUNS = {"cuda": 3, "cpu": 1}
-MAX_RUNS = 7
 MIN_SECONDS = {"cuda": 0.05, "cpu": 0.001}  # of a sample
 # So operations go ahead of those that are timed, and the GPUs have work for this long while the host is held up.
 AHEAD_SECONDS = 0.005
-MAX_AHEAD = 50
 LONG_SECONDS = 0.15  # of an operation: what disturbs for milliseconds is nothing beside that
 WARM_UP = {"cuda": 5, "cpu": 1}
 WARM_UP_SECONDS = 0.5
@@ -133,12 +130,12 @@ def timing(rank: Rank, launch: Work, samples: int, before: Work = lambda: None, 
 
 def plan(device: str, each: float, longest: float = RUN_SECONDS) -> tuple[int, int, int]:
     """Operations of a run, runs of a sample, and operations ahead of each run, where one takes `each` seconds."""
-    iterations = max(MIN_ITERATIONS, min(ITERATIONS[device], int(longest / each)))
+    iterations = max(2, min(ITERATIONS[device], int(longest / each)))
     if each > LONG_SECONDS:
         return iterations, 1, 0
     fill = math.ceil(MIN_SECONDS[device] / (iterations * each))
-    runs = min(MAX_RUNS, max(MIN_RUNS[device], fill // 2 * 2 + 1))  # odd: one of them is the median
-    return iterations, runs, min(MAX_AHEAD, math.ceil(AHEAD_SECONDS / each))
+    runs = min(7, max(MIN_RUNS[device], fill // 2 * 2 + 1))  # odd: one of them is the median
+    return iterations, runs, min(50, math.ceil(AHEAD_SECONDS / each))
 
 
 def seconds(rank: Rank, launch: Work, iterations: int, ahead: int = 0) -> float:

@@ -142,10 +142,8 @@ def counts(fleet: Fleet) -> list[str]:
 
 
 def document(fleet: Fleet) -> dict[str, Any]:
-    """Verdict, hosts, and what is wrong with the fleet beside what its hosts' own runs say.
-
-    Places are those of the model: those of the host with `node` n begin with "node<n>/", of the first with nothing.
-    """
+    """Verdict, hosts, and what is wrong with the fleet beside what its hosts' own runs say. Places are those of the
+    model: those of the host with `node` n begin with "node<n>/", of the first with nothing."""
     names = [run.host for run in fleet.hosts]
     hosts = [
         {

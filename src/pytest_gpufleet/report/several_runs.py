@@ -52,7 +52,6 @@ def document(found: RunComparison) -> dict[str, Any]:
 
 
 def headline(found: RunComparison) -> str:
-    """What was found, in one line."""
     last, figures = [*found.runs][-1], wording.count(found.compared, "measurement")
     if found.other_bits:
         apart = found.other_bits[0]

@@ -202,8 +202,7 @@ def _version(value: str, asked: Any) -> bool:
     has, least = (re.findall(r"[0-9A-Za-z]+", version) for version in (value, asked["at_least"]))
     for one, other in zip(has, least, strict=False):
         # 159 is later than 95, and A5 of a VBIOS than 99, which are hexadecimal numbers of two digits.
-        numbers = one.isdecimal() and other.isdecimal()
-        here, there = (int(one), int(other)) if numbers else (one, other)
+        here, there = (int(one), int(other)) if one.isdecimal() and other.isdecimal() else (one, other)
         if here != there:
             return bool(here > there)
     return len(has) >= len(least)

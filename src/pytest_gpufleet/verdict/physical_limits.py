@@ -268,8 +268,7 @@ def _host(measurement: Measurement, topology: GpuTopology, measured: Sequence[Me
     if under.get("at_once") != "one" or "both" in str(under.get("direction")):
         raise NoPeak("GPUs and directions share a way to the host that nobody knows")
     gpus = gpus_of(measurement.values, topology)
-    old = any(pcie(gpu)[0] <= 3 for gpu in gpus)
-    return (HOST_PCIE_3 if old else HOST), min(map(host_link, gpus))
+    return (HOST_PCIE_3 if any(pcie(gpu)[0] <= 3 for gpu in gpus) else HOST), min(map(host_link, gpus))
 
 
 def _products(measurement: Measurement, topology: GpuTopology, measured: Sequence[Measurement]) -> Part:

@@ -161,8 +161,7 @@ def _fault(
     if (expected := collective.expected(numbers, rank.index, root or 0, reduction.combine)) is None:
         return ""
     # NCCL multiplies with 1 / n, which binary fractions hold exactly for powers of two only. nccl-tests allows 2 ULP.
-    averaged = reduction.op == dist.ReduceOp.AVG
-    ulps = 2 if averaged and dtype.is_floating_point and n & (n - 1) else 0
+    ulps = 2 if reduction.op == dist.ReduceOp.AVG and dtype.is_floating_point and n & (n - 1) else 0
     return wrong_in(output, as_type(expected, dtype), ulps)
 
 

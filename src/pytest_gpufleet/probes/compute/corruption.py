@@ -350,14 +350,12 @@ def soak_figures(world: World, last: Sequence[Soaked]) -> list[Measurement]:
 
 
 def excess(celsius: Mapping[Where, float], watts: Mapping[Where, float], gpus: Sequence[Gpu]) -> dict[Where, float]:
-    """By how many kelvin each GPU is warmer than its like at their power, where both are known; 0 if it is not.
-
-    The rear row of a board, and what comes second in a loop, are warmer by design, by as much as bad paste costs, but
-    such GPUs are not alone. So a GPU is held against the median of the warmer half of the others: of its model, and at
-    its NUMA node where three or more are known to be at one. A bad GPU in a cool position that is no warmer than those
-    in the warm ones is not seen, and neither are two bad ones of four; of two consumer boards one sits above the other.
-    What it draws more or less than they do is taken out by its thermal resistance above theirs, in K/W.
-    """
+    """By how many kelvin each GPU is warmer than its like at their power, where both are known; 0 if it is not. The
+    rear row of a board, and what comes second in a loop, are warmer by design, by as much as bad paste costs, but such
+    GPUs are not alone. So a GPU is held against the median of the warmer half of the others: of its model, and at its
+    NUMA node where three or more are known to be at one. A bad GPU in a cool position that is no warmer than those in
+    the warm ones is not seen, and neither are two bad ones of four; of two consumer boards one sits above the other.
+    What it draws more or less than they do is taken out by its thermal resistance above theirs, in K/W."""
     known = {gpu.place: gpu for gpu in gpus if gpu.place in celsius and watts.get(gpu.place)}
     of_model = grouped((gpu.name, at) for at, gpu in known.items())
     at_node = {at: (gpu.name, str(gpu.get("cpu_affinity"))) for at, gpu in known.items()}

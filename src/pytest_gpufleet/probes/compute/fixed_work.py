@@ -64,7 +64,6 @@ def fingerprints(world: World, work: str) -> list[Fingerprint]:
 
 
 def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, Part]]:
-    """Of one kind of WORK, each part done twice."""
     parts = {}
     with repeatable():
         for name, inputs, compute in WORK[work](rank):
@@ -76,12 +75,10 @@ def _fingerprint(rank: Rank, work: str) -> tuple[str, dict[str, str], dict[str, 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Work that gives the same bits each time. What is left behind, ranks put back before the next test.
-
-    Each stream of a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to
-    the bit. torch looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first matmul of a process: too early to
-    set it here, so without it torch may only warn. What warns and does not repeat is found by doing it twice.
-    """
+    """Work that gives the same bits each time. What is left behind, ranks put back before the next test. Each stream of
+    a process has a workspace of its own for cuBLAS, which torch gives it; with that cuBLAS repeats to the bit. torch
+    looks for CUBLAS_WORKSPACE_CONFIG all the same, once, at the first matmul of a process: too early to set it here, so
+    without it torch may only warn. What warns and does not repeat is found by doing it twice."""
     torch.set_deterministic_debug_mode("warn")
     torch.set_num_threads(1)
     with warnings.catch_warnings(), full_precision(), torch.enable_grad():
@@ -168,7 +165,6 @@ WORK = {each.__name__: each for each in (products, reductions, training, all_red
 
 
 def _hash(*tensors: Tensor) -> str:
-    """SHA-256 over the bits of tensors, in hexadecimal."""
     return sha256(b"".join(bits(tensor).cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 

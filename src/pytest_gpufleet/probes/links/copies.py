@@ -44,7 +44,6 @@ BACK: dict[HostDirection, HostDirection] = dict(zip(ONE_WAY, reversed(ONE_WAY), 
 WAYS: dict[HostDirection, tuple[HostDirection, ...]] = {**{way: (way,) for way in ONE_WAY}, "both": ONE_WAY}
 
 COPIES = 20
-SPEED_UP_SECONDS = 2.0
 # A way that has rested is slow at first: of two healthy H200 in a virtual machine one reached half its bandwidth for up
 # to 0.5 s, at its full PCIe generation by NVML. Once for all directions of a GPU.
 LEAD_IN_SECONDS = 1.0
@@ -84,11 +83,9 @@ def host_bandwidth(
     world: World, directions: Sequence[HostDirection], at_once: Literal["one", "all"], nbytes: int, again: bool = False
 ) -> dict[HostDirection, Copied]:
     """Bandwidth in GB/s between pinned host memory and each GPU, in buffers of `nbytes`, by the method of nvbandwidth.
-
     "both" gives a figure for each direction while the other one is busy: it has twice as much to copy, so what is timed
     is never alone. `at_once`: each GPU alone, while the others rest, or all at the same time. The directions of a GPU
-    follow each other, so that it hardly rests. Measured `again` there are more samples and longer ones.
-    """
+    follow each other, so that it hardly rests. Measured `again` there are more samples and longer ones."""
     groups = [world] if at_once == "all" else [world.subset([index]) for index in range(world.size)]
     offers = world.run(copying.prepare, nbytes, {way: way.split(" to ") for way in ONE_WAY})
     work = watched(_copy_to_host)
@@ -126,7 +123,7 @@ def pcie_generation_under_load(rank: Rank) -> tuple[int, int] | None:
             there.copy_(here, non_blocking=True)
 
     seen = best = 0
-    for now, most in read_under_load(rank, copy, ("pcie_generation", "pcie_generation_max"), SPEED_UP_SECONDS):
+    for now, most in read_under_load(rank, copy, ("pcie_generation", "pcie_generation_max"), 2.0):
         if now is None or most is None:
             return None
         seen, best = max(seen, now), most

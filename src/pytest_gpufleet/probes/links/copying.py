@@ -75,12 +75,10 @@ class HostCopier:
         return self._kept[-1]
 
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
-        """Seconds of the first of these copies, made `timed` times one behind the other.
-
-        The others keep the way busy meanwhile: they begin with it, and are made twice as often. Where other ranks
-        copy at the same time, all `meet` before they begin, and copy on for a while behind what is timed: so nobody's
-        timed copies have the way to themselves. Here one copy is made after the other.
-        """
+        """Seconds of the first of these copies, made `timed` times one behind the other. The others keep the way busy
+        meanwhile: they begin with it, and are made twice as often. Where other ranks copy at the same time, all `meet`
+        before they begin, and copy on for a while behind what is timed: so nobody's timed copies have the way to
+        themselves. Here one copy is made after the other."""
         if meet:
             meet()
         for copy in [*copies[1:], *[copies[0]] * warm_up]:
@@ -94,7 +92,6 @@ class HostCopier:
         """Reach no other rank's memory any more. Before anybody frees what others reach."""
 
     def free(self) -> None:
-        """Free all memory."""
         self._kept.clear()
         for file in self._files.values():
             os.close(file)

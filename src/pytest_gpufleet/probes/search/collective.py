@@ -37,8 +37,6 @@ LATE_SECONDS = 100e-6  # beyond what the others need; a launch takes 20 to 50 us
 LATE_SHARE = 0.3  # of the time of the whole operation: what comes late matters only from there on
 # NCCL sends at the full rate of an NVLink in large messages only: 8x H200 reached 81 GB/s with 64 MiB, 301 with 256.
 PAIR_BYTES = 256 * MiB
-LAUNCH_BYTES = 1 * GiB
-GROUP_BYTES = 64 * MiB
 SHOWN = 3
 
 unclear = partial(Fault, "cause_unclear", ())
@@ -111,9 +109,9 @@ def who_is_slow(world: World, topology: GpuTopology, collective: str, nbytes: in
     # A root has more to launch than others, by design.
     launched = "all_reduce" if COLLECTIVES[collective].rooted else collective
     steps: tuple[Callable[[], Fault | None], ...] = (
-        lambda: _late_rank(world, launched, min(nbytes, LAUNCH_BYTES), left()),
+        lambda: _late_rank(world, launched, min(nbytes, GiB), left()),
         lambda: _slow_links(world, topology, nbytes, share, left()),
-        lambda: _left_out(world, collective, min(nbytes, GROUP_BYTES), share, left),
+        lambda: _left_out(world, collective, min(nbytes, 64 * MiB), share, left),
     )
     try:
         for step in steps:

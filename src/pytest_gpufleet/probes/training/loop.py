@@ -235,13 +235,11 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
 def train_throughput(
     rank: Rank, recipe: str, workload: Workload = recipes.USUAL, *, together: bool = True, closely: bool = False
 ) -> list[Reading]:
-    """Images/s of a training loop: forward, loss, backward, optimizer; the median of three samples.
-
-    `together`: all ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the
-    slowest. Otherwise each GPU trains a model of its own at the same time, which a slow neighbour cannot pull down.
-    `closely`: also what share of a step communication takes, and of the time in which each GPU is busy.
-    FloatingPointError if the loss is not finite, MemoryError if a batch that was asked for does not fit.
-    """
+    """Images/s of a training loop: forward, loss, backward, optimizer; the median of three samples. `together`: all
+    ranks train one model with DistributedDataParallel, and the figure is their sum at the pace of the slowest.
+    Otherwise each GPU trains a model of its own at the same time, which a slow neighbour cannot pull down. `closely`:
+    also what share of a step communication takes, and of the time in which each GPU is busy. FloatingPointError if the
+    loss is not finite, MemoryError if a batch that was asked for does not fit."""
     training = recipes.plan(recipe, workload, rank.device)
     ranks = rank.size if together else 1
     if rank.device.type == "cuda":
@@ -311,12 +309,10 @@ _NO_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcas
 def under(
     method: str, rank: Rank, module: nn.Module, parts: Iterable[nn.Module] = (), dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """A module as `method` trains it: "ddp", "fsdp" by these parts in `dtype`, or alone.
-
-    Over NVLink DDP has all gradients in one bucket: on 4x H200 (batch 512, amp, torch 2.11) scaling was 97.1 % against
-    96.4 % with the default of 25 MB, since the reductions take from the backward pass more than they hide. Over PCIe
-    and between nodes, where a reduction takes long, it has the default, which overlaps them.
-    """
+    """A module as `method` trains it: "ddp", "fsdp" by these parts in `dtype`, or alone. Over NVLink DDP has all
+    gradients in one bucket: on 4x H200 (batch 512, amp, torch 2.11) scaling was 97.1 % against 96.4 % with the default
+    of 25 MB, since the reductions take from the backward pass more than they hide. Over PCIe and between nodes, where a
+    reduction takes long, it has the default, which overlaps them."""
     if method == "fsdp":
         return fully_sharded(rank, module, dtype, parts)
     if method != "ddp":

@@ -171,7 +171,6 @@ def transformer(shape: Shape, recipe: str, device: torch.device) -> Transformer:
     return made.train()
 
 
-LARGEST_FIRST = ("transformer-0.6b", "transformer-0.1b")
 REHEARSAL = "transformer-tiny"
 RECIPE = "bf16"
 FILLED = 0.8  # of the memory of a GPU
@@ -186,7 +185,7 @@ def fitting_model(rank: Rank, model: str | None = None) -> tuple[str, int]:
     if rank.device.type == "cpu":
         return REHEARSAL, SHAPES[REHEARSAL].batch
     room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
-    for name in [model] if model else LARGEST_FIRST:
+    for name in [model] if model else ["transformer-0.6b", "transformer-0.1b"]:
         if batch := fitting_batch(SHAPES[name], room):
             return name, batch
     need = (SHAPES[name].bytes_of_weights + SHAPES[name].bytes_of_a_sequence) / FILLED / GiB
@@ -219,11 +218,9 @@ def trainer(module: nn.Module, method: str, data: Sequence[Tensor]) -> tuple[Ste
 @loop.returns_memory()
 def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, *, seconds: float) -> list[Reading]:
     """Tokens/s of training a transformer in bf16 for about `seconds` in all: forward, loss, backward, AdamW; the median
-    of three samples.
-
-    Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train one. With "ddp"
-    there is also what each GPU does without communication, and the share of a step that waits for it.
-    """
+    of three samples. Each GPU trains a model of its own at the same time; with a `method` of TOGETHER all ranks train
+    one. With "ddp" there is also what each GPU does without communication, and the share of a step that waits for
+    it."""
     model, batch = fitting_model(rank, model)
     shape, together = SHAPES[model], method in TOGETHER
     if rank.device.type == "cuda":
@@ -234,8 +231,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
         step, _ = trainer(module, method, sequences(shape, batch, 1 + rank.index, rank.device))
         quiet = loop.without_communication(module, step) if method == "ddp" else None
         course = [loop.lap(rank, step, 1, together=together), loop.lap(rank, step, 2)]
-        each_sample = seconds / loop.SAMPLES / (2 if quiet else 1)
-        count = agree(rank, max(2, math.ceil(each_sample / course[-1].mean)))
+        count = agree(rank, max(2, math.ceil(seconds / loop.SAMPLES / (2 if quiet else 1) / course[-1].mean)))
         warm_up = max(1, math.ceil(LEAD_IN * loop.SAMPLES * count) - 2)
         course.append(loop.lap(rank, step, warm_up, together=together))
         with Watch(rank.gpu) as watch:

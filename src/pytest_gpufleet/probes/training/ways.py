@@ -92,8 +92,7 @@ def fed_throughput(
     # More than are read: else nobody would work on the next ones during the last sample.
     photos = photo_loader(rank, folder, training.pixels, batch, (2 + loop.SAMPLES) * count, workers)
     with rank.phase(f"{training}, fed by {workers} workers"), loop.precision(training):
-        module = loop.module_of(rank, training)
-        step = loop.eager(module, training, rank.device)
+        step = loop.eager(loop.module_of(rank, training), training, rank.device)
         same = partial(step, *loop.synthetic_batch(rank, training))
         loop.lap(rank, same, training.warm_up)
         full = loop.lap(rank, same, max(count, training.steps))

@@ -74,7 +74,6 @@ MOST_HOSTS = 20
 
 
 def fleet_lines(fleet: Fleet) -> list[Line]:
-    """The lines of the summary."""
     stands_on = basis.in_words(fleet.grades) if fleet.verdict == "ACCEPTED" else ""
     headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
     lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)

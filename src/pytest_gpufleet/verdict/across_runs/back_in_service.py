@@ -154,8 +154,7 @@ def _held(old: Part | None, part: Part | None, returns: Returns) -> Iterator[Fau
         yield still if old and old.ids & part.ids else unknown
     if old is None or (other and not named):
         return
-    may_change = other or FIRMWARE in returns.replaced
-    for fact in (*part.kind.stays, *(() if may_change else part.kind.with_it), *LINKS):
+    for fact in (*part.kind.stays, *(() if other or FIRMWARE in returns.replaced else part.kind.with_it), *LINKS):
         then, now, label = old.facts.get(fact), part.facts.get(fact), fact.replace("_", " ")
         if then is not None and now is None:
             yield f"{part.called}: {label} cannot be read any more"

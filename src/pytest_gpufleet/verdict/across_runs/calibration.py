@@ -27,7 +27,6 @@ from pytest_gpufleet.verdict.outliers import Figure, GpuIds, healthy_spread
 from pytest_gpufleet.verdict.power import rejected as rejects, size_found
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
-DISAGREEMENT = 0.10
 FEWEST_MACHINES = 3
 DIGITS = 4
 FOUND = 0.99
@@ -198,7 +197,7 @@ def _disagreement(one: _Known) -> str:
     if not all(math.isfinite(value) for values in one.by_machine.values() for value in chain(*values.values())):
         return f"{one} is no number: {said}"
     apart = one.figure.share(max(numbers) - min(numbers), median(numbers))
-    if apart > DISAGREEMENT:
+    if apart > 0.10:
         return f"{one} differs by {apart:.0%}: {said}"
     for name, of_gpus in one.by_machine.items():  # beside the others, which it must not draw along
         machine = [fmean(values) for values in of_gpus.values()]

@@ -59,7 +59,6 @@ def make_scratch() -> tuple[Path, int]:
     return make(PREFIX, tempfile.gettempdir() if plain else SHORT)
 
 
-STACK_BYTES = 32 * 1024
 OUTPUT_BYTES = 8 * 1024
 NOW = struct.Struct("d500s")  # of a rank: since when, on time.monotonic(), it is in which phase
 WORKER = "pytest_gpufleet/world/worker/main.py"
@@ -88,7 +87,7 @@ class RankFiles(NamedTuple):
         return Trace(
             phase=phase.decode(errors="replace"),
             seconds=time.monotonic() - since if phase else 0.0,
-            stack=_without_own_frames(_tail(self.path("stack"), STACK_BYTES, stack_from)),
+            stack=_without_own_frames(_tail(self.path("stack"), 32 * 1024, stack_from)),
             output=_tail(self.path("output"), OUTPUT_BYTES),
             recorder=_tail(self.path("recorder")),
             state=state,
