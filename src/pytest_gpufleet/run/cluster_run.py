@@ -275,8 +275,7 @@ class ClusterRun(Run):
             raise Refused(f"the checks of one machine cannot be started there: {text}")
 
     def wait_alone(self, show: Callable[[NodeRun], None]) -> None:
-        """Until the nodes' own runs are over, and their files here; then without nodes that are not fit, or unlike most
-        others. `show`: each that is over."""
+        """Until the nodes' own runs are over, and here; then without nodes unfit or unlike most. `show`: each then."""
         self.interruption.before_test()
         runs = self.node_runs.all.values()
         for run in [run for run in runs if run.taken_over]:

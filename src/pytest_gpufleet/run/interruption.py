@@ -1,7 +1,6 @@
 """What ends a run early and still leaves its report: Ctrl-C, SIGTERM (of `timeout`, a scheduler, `docker stop`) and
 SIGHUP (of a terminal that is closed). After the last two the process dies by that signal, as its sender expects. A
-SIGTERM that comes when the time of the run is up is that of its supervisor (hard_end), and ends it by its verdict.
-"""
+SIGTERM that comes when the time of the run is up is that of its supervisor (hard_end), and ends it by its verdict."""
 
 import atexit
 import math
@@ -117,9 +116,8 @@ def die_by(number: int) -> None:
 
 
 # The hard end of a run: it gets a process of its own, and the one that was started sees to it that it is over in time.
-#
-# A process that is stuck in a driver cannot be ended, not even by SIGKILL, and a wait for it never ends.
-# So what a prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
+# A process that is stuck in a driver cannot be ended, not even by SIGKILL, and a wait for it never ends. So what a
+# prolog waits for is the supervisor, which touches no GPU and leaves a stuck process behind.
 
 # Before the deadline. A run that is told to end has taken 2 to 7 s for its report and up to 10 s to kill its ranks.
 REPORT_SECONDS = 30.0

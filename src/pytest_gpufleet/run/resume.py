@@ -5,8 +5,7 @@ to happen, and wrong data, go into the new evidence and reject the machine again
 the new one from it, and checks that failed are named beside a new verdict.
 
 A run on many nodes takes over the checks between nodes, if all nodes took part in them, and the own runs of nodes that
-came to their end, as they are. All other nodes run their own checks again.
-"""
+came to their end, as they are. All other nodes run their own checks again."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,10 +67,8 @@ def load(folder: RunFolder) -> Record:
         raise Refused(f"--fleet-resume: {error}") from None
     to_its_end = record.exit_status not in CUT_SHORT and record.broken != DEADLINE
     if record.verdict in ("ACCEPTED", "REJECTED") and to_its_end:
-        raise Refused(
-            f"--fleet-resume {folder}: that run came to its end ({record.verdict}): there is nothing to resume; "
-            "start a new run"
-        )
+        nothing = f"that run came to its end ({record.verdict}): there is nothing to resume; start a new run"
+        raise Refused(f"--fleet-resume {folder}: {nothing}")
     return record
 
 

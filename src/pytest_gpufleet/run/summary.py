@@ -1,7 +1,5 @@
-"""What a run came to as one JSON document for machines.
-
-Its JSON Schema is made from these types: `python -m pytest_gpufleet.run.summary` prints it.
-"""
+"""What a run came to as one JSON document for machines. Its JSON Schema is made from these types:
+`python -m pytest_gpufleet.run.summary` prints it."""
 
 import json
 import math

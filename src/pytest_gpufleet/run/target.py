@@ -12,8 +12,7 @@ from pytest_gpufleet.model.events import HostFound, NodeFound
 from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.run.settings import REHEARSAL_RANKS, Options
 
-# What is on record of a node: what it is called, its host, and its GPUs, as if it were the only one.
-NodeFacts = tuple[NodeFound, HostFound, GpuTopology]
+NodeFacts = tuple[NodeFound, HostFound, GpuTopology]  # on record of a node, as if it were the only one
 
 
 def node_facts(index: int, name: str, serial: str | None, machine: HostFound, topology: GpuTopology) -> NodeFacts:

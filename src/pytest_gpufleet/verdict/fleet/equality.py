@@ -168,15 +168,14 @@ def _machine(record: Record) -> dict[str, str]:
     if not isinstance(devices, Missing):  # how addresses of GPUs are translated: "none" is no IOMMU
         modes = {device.iommu or "none" for device in devices.values() if device.kind == "gpu"}
         iommu = " and ".join(sorted(modes)) or "none"
-    steering = ((name, value) for name, value in environment.items() if name not in OF_ONE_HOST)
-    variables: dict[str, str] = {_variable(name): value for name, value in steering}
+    given: dict[str, str] = {_variable(name): value for name, value in environment.items() if name not in OF_ONE_HOST}
     return {
         "GPU model": models(record), "number of GPUs": str(len(topology.gpus)), "fabric": topology.fabric,
         **{what: getattr(topology, fact) or UNKNOWN for fact, what in SOFTWARE.items()},
         "Python": record.run.python or UNKNOWN, **{what: _text(host.get(fact)) for what, fact in OF_HOST.items()},
         **{what: _text(getattr(setup, fact, None)) for what, fact in OF_PROCESSORS.items()},
         "network ports": adapters, "IOMMU of the GPUs": iommu,
-        "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)), **variables,
+        "open NVIDIA driver": _text(getattr(GPUDIRECT.of(host.host), "open_modules", None)), **given,
     }  # fmt: skip
 
 

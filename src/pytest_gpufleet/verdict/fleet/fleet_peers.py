@@ -20,8 +20,7 @@ from pytest_gpufleet.verdict.fleet import equality
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 from pytest_gpufleet.verdict.outliers import BETWEEN_BOARDS, Figure, Outlier, beside_most, figure_of, healthy_spread
 
-# Measurements of one family slow down together, by one cause or by one disturbance: they are one witness. An author's
-# own metric is a family of its own.
+# Measurements of one family slow down together, by one cause: they are one witness. An author's own metric is one too.
 FAMILIES = {
     "compute": ("gemm", "gemm_relative", "solo_train_throughput", "train_throughput", "solo_token_throughput",
         "token_throughput", "model_flops_utilization", "train_utilization", "product_retention", "soak_clock",
