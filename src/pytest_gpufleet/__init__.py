@@ -1,8 +1,7 @@
 """pytest-gpufleet: acceptance tests for GPU servers.
 
 The public names for authors of checks; the fixtures are in `pytest_gpufleet.fixtures`, the options in `options`.
-Names that need torch or judge are loaded at their first use, since this package is part of every pytest run.
-"""
+Names that need torch or judge are loaded at their first use, since this package is part of every pytest run."""
 
 import os
 import sys

@@ -1,8 +1,7 @@
 """The runs that commands read: each is checked first, its files and its signatures.
 
 Signatures are those of OpenSSH over summary.json, which has the SHA-256 of its evidence and of its page; ssh-keygen
-makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS.
-"""
+makes and checks them. Source: ssh-keygen(1), -Y and ALLOWED SIGNERS."""
 
 import argparse
 import os

@@ -22,8 +22,7 @@ class Hooks:
     """Hooks that other plugins and conftest files can implement, to hear of what a run finds: docs/trackers.md.
 
     What an implementation raises becomes a warning, but for KeyboardInterrupt and, before the verdict, pytest.exit.
-    There are no wrappers here. Each node of many calls them there; what --fleet-resume takes over is not announced.
-    """
+    There are no wrappers here. Each node of many calls them there; what --fleet-resume takes over is not announced."""
 
     @pytest.hookspec
     def pytest_gpufleet_finding(self, finding: Finding, item: pytest.Item, config: pytest.Config) -> None:

@@ -1,8 +1,7 @@
 """What NCCL makes of a network adapter between two GPUs of one machine.
 
 Two ranks to which only one adapter is left exchange data through it, as in SuperBench (ib-loopback) and Azure's health
-checks (azure_nccl_allreduce_ib_loopback.nhc). That NCCL took this way is read from the port's own counters.
-"""
+checks (azure_nccl_allreduce_ib_loopback.nhc). That NCCL took this way is read from the port's own counters."""
 
 import itertools
 import os

@@ -2,8 +2,7 @@
 
 A rail is the GPUs of the same index on all nodes, and the network adapters next to them. Within it nodes meet in pairs,
 in rounds that a seed mixes, and send to each other both ways at the same time: what each gets is the rate of its
-adapter, whatever NCCL's algorithms make of larger groups.
-"""
+adapter, whatever NCCL's algorithms make of larger groups."""
 
 import itertools
 import math

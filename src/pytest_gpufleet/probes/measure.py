@@ -22,8 +22,7 @@ def measure(world: World, probe: Callable[..., Any], *args: Any, **kwargs: Any) 
     """Run a probe, a function probe(rank, ...) -> Reading, on every rank of a world, and put the readings together.
 
     Of the place "world" the worst one counts, since a collective is as slow as its slowest rank; with ranks of several
-    nodes there is the condition `nodes`. ValueError if the metric is unknown or ranks measured different things.
-    """
+    nodes there is the condition `nodes`. ValueError if the metric is unknown or ranks measured different things."""
     measurements = measure_all(world, probe, *args, **kwargs)
     if len(measurements) != 1:
         name, what = describe(probe), "; ".join(f"{one.metric} {dict(one.conditions)}" for one in measurements)
@@ -93,8 +92,7 @@ def scaling_efficiency(alone: Measurement, many: Measurement) -> Measurement:
     """What `many`, the throughput of n GPUs together, is of the sum of what the same GPUs do `alone`, measured in one
     run with one recipe, so that a GPU which is slow by itself does not look like slow communication.
 
-    `alone` may have more GPUs: the first n count. A comparison of ways to train keeps its `method`.
-    """
+    `alone` may have more GPUs: the first n count. A comparison of ways to train keeps its `method`."""
     ranks = many.conditions["ranks"]
     assert isinstance(ranks, int)
     each = list(alone.values.values())[:ranks]

@@ -1,8 +1,7 @@
 """What other programs read of a run: figures, curves, losses and telemetry, a row a point, for experiment trackers and
 spreadsheets; verdict, figures and faults for Prometheus, by the textfile collector of node_exporter.
 
-From the beginning of a run on the textfile says that it is running, so that no verdict stays when the machine dies.
-"""
+From the beginning of a run on the textfile says that it is running, so that no verdict stays when the machine dies."""
 
 import csv
 import io

@@ -1,7 +1,6 @@
 """The measurements of a group of checks as tables, each beside its limit: a column for each GPU where every GPU has a
 figure of its own, for each message size where a curve was measured, else one figure a row. Of pairs, and of what each
-of several nodes has, a matrix in colours too. Of training a table by the number of GPUs.
-"""
+of several nodes has, a matrix in colours too. Of training a table by the number of GPUs."""
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

@@ -56,8 +56,7 @@ class RankFailure(Exception):
 
     `kind` is "exception" (a rank raised), "crash" (a rank process died) or "hang" (the deadline passed). `reports`
     holds every rank's story, the rank that failed first in front; the message has the first of them, and of neighbours
-    with equal ones one. All ranks have been killed; the next use of the world starts fresh ones.
-    """
+    with equal ones one. All ranks have been killed; the next use of the world starts fresh ones."""
 
     def __init__(self, kind: FailureKind, what: str, reports: tuple[RankReport, ...], notes: tuple[str, ...] = ()):
         self.kind, self.what, self.reports, self.notes = kind, what, reports, notes

@@ -27,8 +27,7 @@ class Rank:
 
     `index` and `size` count within the world, subset or group that runs the function, `local_size` the ranks of this
     machine (`node`) that run it, in whatever group: they share its cores. `device` is already the current one of torch,
-    `gpu` None in a rehearsal. `kept`: what functions leave here for the next call of the same test, by name.
-    """
+    `gpu` None in a rehearsal. `kept`: what functions leave here for the next call of the same test, by name."""
 
     index: int
     size: int
@@ -56,8 +55,7 @@ class Rank:
         """Put the losses of a training on record, for trackers: `gpufleet export` has them. Nothing is judged by them.
 
         `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by steps done,
-        if it is finite. `place`: this rank's own GPU, or WORLD where all train one model, which one of them records.
-        """
+        if it is finite. `place`: this rank's own GPU, or WORLD where all train one model, which one of them records."""
         losses = {int(step): number(loss, "a loss") for step, loss in by_step.items()}
         finite = {step: loss for step, loss in losses.items() if math.isfinite(loss)}
         about = conditions(training, "what was trained")
@@ -109,8 +107,7 @@ def join_alone(rank: Rank, groups: Sequence[Members], number: int, init_method: 
 
     Only its members make a world, at the same time as others, and one that hangs keeps nobody else. By
     torch.distributed.new_group all ranks make each group, one after the other. (With use_local_synchronization members
-    find each other by how many groups each has made before, which differs here.)
-    """
+    find each other by how many groups each has made before, which differs here.)"""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous

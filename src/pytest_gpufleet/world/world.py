@@ -37,8 +37,7 @@ class Pool:
     """Warm rank processes, and what is shared by everything that runs on them: waiting, deadlines and diagnosis.
 
     `timeout` is the default deadline of a call in seconds, `foreign_test()` the running test if it is none of the
-    suite; `on_event` hears of every start, and of losses that ranks give, `on_wait` of a call that takes long.
-    """
+    suite; `on_event` hears of every start, and of losses that ranks give, `on_wait` of a call that takes long."""
 
     engine: Engine
     specs: Sequence[RankSpec]
@@ -275,8 +274,7 @@ class World:
         Code and values are sent by cloudpickle, also closures. A tensor on a GPU comes back as its copy on the CPU; a
         Size among the arguments arrives as the one for these ranks. `timeout`: seconds, `--fleet-timeout` by default.
         Raises RankFailure if a rank raises, dies or does not answer in time, TypeError if something cannot be sent,
-        ValueError if `timeout` is not above 0. pytest.skip on a rank skips the test.
-        """
+        ValueError if `timeout` is not above 0. pytest.skip on a rank skips the test."""
         return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
 
     def each(
@@ -287,8 +285,7 @@ class World:
 
         A group is the ranks of a `subset`, or such a subset itself: `world.each([[0, 1], [2, 3]], probe)`,
         `world.each(world.nodes, probe)`. In each ranks count from 0 and have a process group of their own. A rank that
-        is in none does nothing; ValueError if one is in two.
-        """
+        is in none does nothing; ValueError if one is in two."""
         if timeout is not None and not 0 < timeout < math.inf:
             raise ValueError(f"timeout is a number of seconds above 0, not {timeout}")
         members = tuple((group if isinstance(group, World) else self.subset(group))._ranks for group in groups)

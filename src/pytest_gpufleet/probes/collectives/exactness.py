@@ -2,8 +2,7 @@
 
 The data are whole numbers that look random, differ by position and rank, and are such that what an operation makes of
 them is exact in its type. A flipped, swapped, lost or doubled element changes the result, and every element must be
-right (0 ULP).
-"""
+right (0 ULP)."""
 
 import itertools
 import time

@@ -5,8 +5,7 @@ takes them 5 to 7 (8 bytes to 32 KiB), so the figure was the host's. From 4 MiB 
 
 Bus bandwidth as nccl-tests defines it (doc/PERFORMANCE.md there): algbw = S / t, busbw = algbw x factor, GB = 1e9
 bytes. S is the size of the larger of a rank's two buffers, so where a rank has a part for each rank (all_gather,
-reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together.
-"""
+reduce_scatter, all_to_all, gather, scatter) the bytes of all ranks together."""
 
 import ctypes
 import math

@@ -26,8 +26,7 @@ class Collective:
     `expected(inputs, me, root, combine)` is rank `me`'s output from the stacked inputs of all ranks, None where it is
     undefined; `combine` is what the operation makes of stacked inputs.
     `one_part`: S has a part for each rank, and this buffer holds only one of them; None where S has no parts.
-    `in_place`: whether torch has it in place only, also, or never.
-    """
+    `in_place`: whether torch has it in place only, also, or never."""
 
     call: Callable[[ProcessGroup, Tensor, Tensor, int, Any], Callable[..., Any]]
     expected: Callable[[Tensor, int, int, Combine], Tensor | None]

@@ -3,8 +3,7 @@ whether both stay exact.
 
 Both need SMs, memory and power, so a healthy GPU is slower at both than at one. The same work runs three times in
 turns, on streams of the same priority: matmuls alone, the all_reduce alone, both. Only the time in which both were
-under way counts as together, since the one that is done last runs on alone.
-"""
+under way counts as together, since the one that is done last runs on alone."""
 
 import itertools
 import math

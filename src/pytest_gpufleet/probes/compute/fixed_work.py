@@ -4,8 +4,7 @@ All data are whole random numbers of torch's generator on the CPU, divided by po
 rounding, they are the same bits on every machine. The work is made of what repeats to the bit: one stream, torch's
 deterministic algorithms, no search for the fastest one. cuBLAS promises the same bits for the same version on GPUs of
 one architecture with the same number of SMs (cuBLAS documentation, "Results Reproducibility"), cuDNN for the same
-version and GPU (cuDNN documentation, "Reproducibility").
-"""
+version and GPU (cuDNN documentation, "Reproducibility")."""
 
 import ctypes
 import re

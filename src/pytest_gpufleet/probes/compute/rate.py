@@ -2,8 +2,7 @@
 
 The rate is measured as mamf-finder does (stas00/ml-engineering): random normal operands, since zeros draw less power
 and run faster; the second operand is stored by columns, as a linear layer holds its weights; 2mnk operations a matmul.
-Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work.
-"""
+Unlike there it is one shape on all GPUs, so that peers and runs are compared by the same work."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -6,8 +6,7 @@ that share no GPU copy at the same time: on 4x H200 each pair alone gave the sam
 Both directions at once are two GPUs that write to each other: 2x H200 gave 391.8 + 391.9 GB/s, and nvbandwidth 391.9 +
 391.8 (driver 580.159.04, 2026-11-22). Reads in both directions are no measure of the link: from memory that is mapped
 into another process the driver reads faster alone (396.3 against nvbandwidth's 393.9, which has both GPUs in one
-process) and slower both ways (373.4 against 389.6).
-"""
+process) and slower both ways (373.4 against 389.6)."""
 
 import random
 import time

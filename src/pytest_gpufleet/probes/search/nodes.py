@@ -12,8 +12,7 @@ looked for by halves: the slower half of a group is halved again, and where both
 whether it is what lies between.
 
 If healthy pairs differ by less than 4 % (NOISE to either side), no healthy node is named because others are slow, or
-because a switch is; both together can do it.
-"""
+because a switch is; both together can do it."""
 
 import math
 from bisect import bisect_left

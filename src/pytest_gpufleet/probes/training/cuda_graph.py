@@ -2,8 +2,7 @@
 
 Parameters, gradients and optimizer state lie in one tensor each, so that the gradients are reduced by one all_reduce
 and the optimizer is a handful of kernels. The optimizer works on float32 master weights; the network computes with a
-16-bit copy of them, except BatchNorm, which uses the master weights themselves.
-"""
+16-bit copy of them, except BatchNorm, which uses the master weights themselves."""
 
 import itertools
 import os

@@ -1,7 +1,6 @@
 """A ResNet whose BatchNorm, ReLU, residual add and max pooling are kernels of our own, each at the speed of memory.
 
-Convolutions stay cuDNN's. A gradient that comes from two sides is added up in the kernel that sums it.
-"""
+Convolutions stay cuDNN's. A gradient that comes from two sides is added up in the kernel that sums it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,8 +2,7 @@
 each part, rotary positions, causal attention, SwiGLU, no biases, no dropout.
 
 Weights are kept in float32 and cast to the precision of the matmuls where they are used, so that one model serves
-every precision and every way to train on several GPUs.
-"""
+every precision and every way to train on several GPUs."""
 
 import math
 from collections.abc import Iterable, Sequence

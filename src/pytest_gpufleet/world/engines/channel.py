@@ -2,8 +2,7 @@
 
 A message is one packet: a mark, and the parcel or, of a large one, the descriptor of the memory that it lies in. The
 rank's end blocks. The controller's end never does, whatever the rank sends or does not read: nothing more is sent to a
-rank that has not answered, and what it is sent until then its socket holds.
-"""
+rank that has not answered, and what it is sent until then its socket holds."""
 
 import os
 import socket

@@ -2,8 +2,7 @@
 
 Not multiprocessing's own, for three reasons. Nobody waits for it: requests and news are datagrams, so it may be stopped
 or stuck. It has no socket with a path, which a long TMPDIR would break. And whatever a rank has started stays below it,
-in whatever session or process group, so that it can be found and killed.
-"""
+in whatever session or process group, so that it can be found and killed."""
 
 import gc
 import importlib

@@ -1,8 +1,7 @@
 """What a test most often changes on a rank, and is put back before the next one. Runs on ranks.
 
 The rest (signal handlers, logging, functions of torch that were replaced, threads that still run, memory that is held)
-is left to the marker fresh_world. The checks of the suite never get ranks that another test has used.
-"""
+is left to the marker fresh_world. The checks of the suite never get ranks that another test has used."""
 
 import os
 import random
