@@ -61,9 +61,6 @@ def imex_faults(imex: Imex) -> list[Fault]:
     return faults
 
 
-# ---------------------------------------------------------------- among nodes
-
-
 class Tray(msgspec.Struct, frozen=True):
     """A node of a run whose GPUs can be in a domain: the one that they are in, and the nodes of its IMEX, if known."""
 

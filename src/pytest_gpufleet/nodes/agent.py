@@ -164,9 +164,6 @@ class OwnNode:
         return msgspec.structs.replace(found, unseen="; ".join(filter(None, (found.unseen, unsampled))))
 
 
-# ---------------------------------------------------------------- the run of a node alone
-
-
 def sizes(folder: Path) -> dict[str, int]:
     """Every regular file below a folder, by its name seen from there, with its size in bytes. No link is followed."""
     found = {}
@@ -224,7 +221,6 @@ class SuiteProcess:
         return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
 
     def news(self) -> list[messages.CheckEnded | messages.SuiteEnded]:
-        """What has happened since the last time."""
         if self.over:
             return []
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
@@ -257,9 +253,6 @@ class SuiteProcess:
                         yield messages.CheckEnded(check.id, check.outcome, check.seconds)
                     case events.Verdict(verdict=verdict, reasons=reasons):
                         self._verdict = verdict, reasons
-
-
-# ---------------------------------------------------------------- all of it
 
 
 class Agent:

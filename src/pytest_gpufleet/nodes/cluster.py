@@ -253,9 +253,6 @@ class Cluster:
             self._changed.notify_all()
 
 
-# ---------------------------------------------------------------- ranks on several nodes
-
-
 class ClusterEngine:
     """An Engine. A rank's node is that of its RankSpec, by the cluster's numbers. With a node all of its ranks die."""
 

@@ -156,9 +156,6 @@ class Dialled:
         self._context.destroy(linger=int(linger * 1000))
 
 
-# ---------------------------------------------------------------- the head's end of all nodes
-
-
 def _plain(address: str) -> str:
     """Without what makes an IPv4 address one of IPv6."""
     return str(getattr(ipaddress.ip_address(address), "ipv4_mapped", None) or address)

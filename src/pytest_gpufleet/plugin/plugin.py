@@ -72,7 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _open(config: pytest.Config, run: Run) -> None:
-    """Start the run, with all that makes its report."""
     run.ranks.get_ready()  # first: it takes as long as all that is imported and collected here
     files = report_files.ReportFiles(run, config)
     lifetime.open_run(run, config.invocation_params.args)

@@ -116,5 +116,4 @@ def carried(before: tuple[int, int] | None, now: tuple[int, int] | None, reading
 
 def exchange(rank: Rank, folder: str, nbytes: int) -> Reading:
     """Between two ranks which know no others: the adapters of others may have no way to theirs."""
-    pair = int(os.environ["RANK"]) // 2
-    return bus_bandwidth(alone(rank, f"file://{folder}/pair{pair}"), "all_reduce", nbytes)
+    return bus_bandwidth(alone(rank, f"file://{folder}/pair{int(os.environ['RANK']) // 2}"), "all_reduce", nbytes)

@@ -161,7 +161,6 @@ LOADS: dict[str, tuple[float, str, Callable[[Rank, float, int, Watch], Turn]]] =
 
 
 # Power steps: all GPUs go from idle to full load and back together, which trips supplies that carry a steady load.
-#
 # DCGM's pulse test is for the same; frequencies and shape of the steps are our own. The moments of the steps are given
 # beforehand, on the clock that all processes of one machine share, so that ranks neither wait for each other nor drift
 # apart. Few matmuls wait in a GPU's queue at a time: when a step is over, its load is.

@@ -295,9 +295,6 @@ def return_tables(record: Record) -> list[Table]:
     ]
 
 
-# ---------------------------------------------------------------- the GPUs at a glance
-
-
 class Group(NamedTuple):
     """Checks of one kind and what they measured. Without any check: the level requires some that did not run."""
 

@@ -196,9 +196,6 @@ def _ended(record: Record, outcome: Literal["skipped", "not applicable"]) -> Ite
             yield Gap(outcome, check.id, why, counts=again or levels.check_name(check.id) in required)
 
 
-# ------------------------------------------------------------ as a person reads it
-
-
 def counted(found: Iterable[Gap]) -> list[str]:
     """["2 figures not judged", "65 checks deselected"]: of checks, the cases of one as one."""
     each = dict.fromkeys((gap.kind, id(gap) if gap.finding else gap.check or gap.subject) for gap in found)

@@ -111,7 +111,6 @@ class Table:
         return Table(value, self.path, self.lines, (*self.way, key))
 
     def tables(self, key: str) -> "list[Table]":
-        """The list of tables below this one."""
         values = self.values.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise self.error(f'"{key}" must be a list; begin each {key} with [[{key}]] in two brackets.', key)

@@ -95,8 +95,6 @@ def fixed(*shape: int, seed: int) -> Tensor:
 
 
 def products(rank: Rank) -> Iterator[Job]:
-    """Matmuls at every precision that the device has."""
-
     def multiplied(precision: str, *matrices: Tensor) -> Tensor:
         a, b = (matrix.to(rate.PRECISIONS[precision].dtype) for matrix in matrices)
         with rate.strictly(precision):

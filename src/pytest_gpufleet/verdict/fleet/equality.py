@@ -213,9 +213,6 @@ def _text(value: Any) -> str:
     return UNKNOWN if value is None or value == "" else str(value)
 
 
-# ---------------------------------------------------------------- what GPUs compute of the same data
-
-
 class Work(NamedTuple):
     """What must be the same for the same bits to come out: the device, its libraries, and what it is to do."""
 

@@ -208,9 +208,6 @@ def _hosts(names: Sequence[str], verb: bool = True) -> str:
     return Said(one if len(names) == 1 else more, count=len(names), hosts=some(names, MOST_NAMES))
 
 
-# ---------------------------------------------------------------- the nodes that failed, for programs that drain nodes
-
-
 def failed_nodes(hosts: Sequence[HostRun], faults: Iterable[Fault], over: Iterable[Record]) -> tuple[FailedNode, ...]:
     """The hosts that their own runs reject, then those missing, lost, or named between nodes or beside others: nobody
     who is only INCOMPLETE, and neither end of a slow pair. `faults`: of the fleet, whose places count `hosts`."""
