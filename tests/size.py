@@ -14,7 +14,7 @@ BOUNDS = {
     "lines of src": 37_396,
     "modules of src": 193,
     "lines of tests": 32_212,
-    "words of docs": 27_950,
+    "words of docs": 28_000,
 }
 
 
