@@ -82,10 +82,13 @@ def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
     return (unreadable(now, [fact], also_absent=True) or unreadable(before, [fact], also_absent=True))[:1]
 
 
+REMAPPED_ROWS_LIMIT = 512
+
+
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
     """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, so may have some."""
     corrected, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
-    many = uncorrected if uncorrected >= 512 else 0
+    many = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
     rules = [
         ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),

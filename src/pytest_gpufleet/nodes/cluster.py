@@ -17,6 +17,8 @@ from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.verdict.fleet.host_runs import Common
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
 
+LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
+
 
 class Lost(str):
     """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
@@ -37,8 +39,8 @@ class Cluster:
     comes to, and answers questions (for its files)."""
 
     def __init__(
-        self, transport: Transport, lost_after: float = 10.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:  # a cable that is put back after 5 s costs nothing
+        self, transport: Transport, lost_after: float = LOST_AFTER_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.transport = transport
         self._clock = clock
         self._lost_after = lost_after

@@ -342,5 +342,5 @@ def first_difference(losses: list[float], exact: list[float], tolerance: float, 
 
 
 def not_learned(losses: list[float]) -> str:
-    first, last = losses[0], losses[-1]
+    first, last = losses[0], losses[-1]  # at most 0.8 of the first after so many steps
     return "" if last <= 0.8 * first else f"it did not learn: loss {first:.4g} at first, {last:.4g} in the end"

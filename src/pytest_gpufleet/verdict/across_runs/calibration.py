@@ -27,6 +27,7 @@ from pytest_gpufleet.verdict.outliers import Figure, GpuIds, healthy_spread
 from pytest_gpufleet.verdict.power import rejected as rejects, size_found
 from pytest_gpufleet.verdict.profile import Profile, for_gpu, of_every_gpu
 
+DISAGREEMENT = 0.10  # between runs, at most
 FEWEST_MACHINES = 3
 DIGITS = 4
 FOUND = 0.99
@@ -197,7 +198,7 @@ def _disagreement(one: _Known) -> str:
     if not all(math.isfinite(value) for values in one.by_machine.values() for value in chain(*values.values())):
         return f"{one} is no number: {said}"
     apart = one.figure.share(max(numbers) - min(numbers), median(numbers))
-    if apart > 0.10:
+    if apart > DISAGREEMENT:
         return f"{one} differs by {apart:.0%}: {said}"
     for name, of_gpus in one.by_machine.items():  # beside the others, which it must not draw along
         machine = [fmean(values) for values in of_gpus.values()]
