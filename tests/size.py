@@ -11,9 +11,9 @@ GENERATED = {DOCS / "checks.md", DOCS / "planted-faults.md", DOCS / "power.md"}
 
 # What there may be at most, blank lines included. Who adds, removes.
 BOUNDS = {
-    "lines of src": 37_396,
-    "modules of src": 193,
-    "lines of tests": 32_212,
+    "lines of src": 34_203,
+    "modules of src": 176,
+    "lines of tests": 31_493,
     "words of docs": 28_000,
 }
 
