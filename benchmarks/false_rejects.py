@@ -32,9 +32,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.verdict.fleet.fleet_peers import slow_places
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.judgement import judge, read
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.verdict.reading import read
 
 ROOT = Path(__file__).parents[1]
 PROFILE = for_gpu("NVIDIA H200")

@@ -32,8 +32,8 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.fleet.equality import ports_unlike
 from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import remarks
 from pytest_gpufleet.world.engines.processes import CANNOT_ANSWER
 from pytest_gpufleet.world.failure import RankFailure

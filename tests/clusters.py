@@ -13,8 +13,7 @@ from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.basis import as_given
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
-from pytest_gpufleet.verdict.judgement import judge
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import judge, read
 from tests import runs
 from tests.edited_evidence import seal
 

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_gpufleet.model.language import current_language
 from pytest_gpufleet.report import page as report_page
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests.forked import Forked, Started, Zygote
 
 ROOT = Path(__file__).parents[1]

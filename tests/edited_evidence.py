@@ -6,7 +6,7 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 
 
 def events(evidence):

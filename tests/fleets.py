@@ -11,7 +11,7 @@ from msgspec import structs
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import settled
 
 RECORDED = Path(__file__).parent / "recorded"

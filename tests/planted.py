@@ -14,9 +14,8 @@ from pytest_gpufleet.probes.compute.rate import relative_rate
 from pytest_gpufleet.probes.search.collective import who_slows_pairs
 from pytest_gpufleet.verdict.accusations import accusations, causes, of_finding
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.judgement import judge, unsteady
+from pytest_gpufleet.verdict.judgement import judge, read, unsteady
 from pytest_gpufleet.verdict.profile import choose, for_gpu
-from pytest_gpufleet.verdict.reading import read
 from tests.acceptance.checks import outcomes, ranks_answer
 from tests.boards import BOARDS
 from tests.conftest import EVIDENCE

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.report import hosts as hosts_page, several_runs
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests.report.test_languages import LATER, unlike_each_other
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as some
 from pytest_gpufleet import cli
 from pytest_gpufleet.redaction import ALIAS_KEY, aliased, command, redacted, throughout, use_aliases
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import conftest
 from tests.conftest import REPORTS
 from tests.run.test_resume import interrupted

@@ -12,9 +12,8 @@ from pytest_gpufleet.model.metric import GpuState
 from pytest_gpufleet.model.place import Gpu, GpuTopology
 from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.report.terminal import live
-from pytest_gpufleet.verdict.judgement import judge
+from pytest_gpufleet.verdict.judgement import judge, read
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.verdict.reading import read
 from tests.commands.test_monitor import PYTEST, Terminal
 from tests.conftest import ACCEPTANCE
 from tests.probes.test_compute import FAULT

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.suite import shipped
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests.conftest import ACCEPTANCE, KEPT, REPORTS, ROOT, SECONDS
 
 BEGUN = """

@@ -17,7 +17,7 @@ from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import runs
 
 RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))

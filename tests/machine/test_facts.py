@@ -22,7 +22,7 @@ from pytest_gpufleet.plugin.assertions import LiveMachine
 from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.gaps import counted, gaps, without_telemetry
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests.machine.fake_nvml import switched
 from tests.machine.trees import written

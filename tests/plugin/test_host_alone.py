@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests.conftest import KEPT, RECORDED, REPORTS, ROOT, lay_out
 
 DEVICES = """

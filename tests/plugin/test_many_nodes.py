@@ -11,7 +11,7 @@ import pytest
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.plugin import on_nodes
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.world.engines.processes import descendants, look as alive
 from tests.clusters import cluster, limits
 from tests.conftest import FILES, INNER, REPORTS, ROOT, SECONDS, comes_true, lay_out

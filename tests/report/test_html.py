@@ -22,7 +22,7 @@ from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.run import AT_THE_END
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import settled
 from tests.report import standard_run
 from tests.report.conftest import INVENTORY, written

@@ -22,7 +22,7 @@ from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import settled
 from tests.conftest import REPORTS
 from tests.fleets import fleet_of, host_run, rejected, slower

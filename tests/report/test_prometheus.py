@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.report import exports
 from pytest_gpufleet.run import lifetime
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import runs
 from tests.conftest import EVIDENCE
 from tests.report.test_terminal import faulty

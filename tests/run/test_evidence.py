@@ -11,7 +11,7 @@ from pytest_gpufleet.model.events import CheckStarted, NodeLost, RunHeader, Verd
 from pytest_gpufleet.report import page as report_page
 from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import runs
 from tests.edited_evidence import insert
 

@@ -9,7 +9,7 @@ from pytest_gpufleet.cli import main
 from pytest_gpufleet.plugin.options import _obstacles
 from pytest_gpufleet.plugin.supervision import STUCK
 from pytest_gpufleet.run.settings import Options
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import DEADLINE
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import FILES, REPORTS, comes_true, rehearsal

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.conftest import FILES, comes_true, lay_out, lead_the_terminal
 

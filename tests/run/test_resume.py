@@ -21,7 +21,7 @@ from pytest_gpufleet.plugin import options
 from pytest_gpufleet.report.banner import why
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import Evidence, RunFolder
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import DEADLINE, RESUMABLE, conclude
 from tests import runs
 from tests.conftest import RECORDED

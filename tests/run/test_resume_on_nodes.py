@@ -6,7 +6,7 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import CheckFinished, NodeFinished, NodeLeftOut, NodeLost, RunHeader, TopologyFound
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import clusters
 from tests.clusters import NODES_CHECK, Ends, cluster
 

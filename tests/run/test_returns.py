@@ -17,7 +17,7 @@ from pytest_gpufleet.run import integrity, resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.back_in_service import measured_otherwise, not_as_before, required, turn
 from pytest_gpufleet.verdict.gaps import gaps
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.conftest import ACCEPTANCE, RECORDED

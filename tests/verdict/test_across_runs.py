@@ -17,8 +17,8 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, n
 from pytest_gpufleet.verdict.fleet.equality import gpus_apart, not_compared, nothing_repeats, other_bits
 from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_compute_otherwise
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
-from pytest_gpufleet.verdict.reading import read
 from tests import runs
 from tests.fleets import fleet_of, healthy, host_run
 

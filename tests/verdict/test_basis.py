@@ -21,7 +21,7 @@ from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
 from pytest_gpufleet.verdict.gaps import counted, gaps, not_applied
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import conclude
 from tests import runs
 from tests.conftest import ROOT

@@ -16,7 +16,7 @@ from pytest_gpufleet.verdict.fleet import fleet_peers
 from pytest_gpufleet.verdict.fleet.fleet_peers import FAMILY, clocks_apart, minority, slow_places
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes, settled
 from pytest_gpufleet.verdict.fleet.host_runs import Common, Unusable, between, expected_as, kept, natural, read_own
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests import clusters
 from tests.clusters import Ends, cluster
 from tests.conftest import ROOT

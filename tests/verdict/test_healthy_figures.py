@@ -14,10 +14,9 @@ from pytest_gpufleet.model.conditions import ONE_WINDOW
 from pytest_gpufleet.model.finding import Limit, Reference, that_count
 from pytest_gpufleet.model.metric import GiB, GpuState, Measurement, SpreadRow, Tolerance
 from pytest_gpufleet.model.place import Gpu, GpuTopology, gpu, where as at
-from pytest_gpufleet.verdict.judgement import judge, tolerances_of
+from pytest_gpufleet.verdict.judgement import judge, read, tolerances_of
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
-from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200 as H200_BOARD
 from tests.conftest import ROOT
 

@@ -13,8 +13,8 @@ from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import THIS_NODE
 from pytest_gpufleet.verdict import orders
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.orders import ORDER_LINES, asks, held_against, order_text, ports_down
-from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.toml_table import FileError
 from tests.conftest import EVIDENCE, ROOT
 from tests.machine.trees import laid_out

@@ -12,10 +12,9 @@ from pytest_gpufleet.model.metric import METRICS, GiB, Measurement, MiB
 from pytest_gpufleet.model.place import ARCHITECTURES, WORLD, Gpu, Missing
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import physical_limits as peaks
-from pytest_gpufleet.verdict.judgement import judge, judged_by
+from pytest_gpufleet.verdict.judgement import judge, judged_by, read
 from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, NoPeak, physical_limit
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
-from pytest_gpufleet.verdict.reading import read
 from tests.boards import BOARDS, H200
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 

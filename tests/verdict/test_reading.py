@@ -10,9 +10,8 @@ from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped
 from pytest_gpufleet.run.folder import Evidence
-from pytest_gpufleet.verdict.judgement import comparisons, judge, measured_again
+from pytest_gpufleet.verdict.judgement import comparisons, judge, measured_again, read
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.verdict.reading import read
 from tests.runs import topology
 
 H200 = "NVIDIA H200"

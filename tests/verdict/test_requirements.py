@@ -13,7 +13,7 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 from tests.conftest import EVIDENCE, REPORTS
 from tests.verdict.test_orders import refused
 

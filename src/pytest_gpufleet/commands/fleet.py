@@ -17,7 +17,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 
 # ---------------------------------------------------------------- what schedulers take
 

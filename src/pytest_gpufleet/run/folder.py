@@ -22,7 +22,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.redaction import aliased
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, read_own
-from pytest_gpufleet.verdict.reading import read
+from pytest_gpufleet.verdict.judgement import read
 
 EVIDENCE, SUMMARY, REPORT, JUNIT = "evidence.jsonl", "summary.json", "report.html", "junit.xml"
 TEXT, NODES = "report.txt", "nodes"

@@ -1,15 +1,17 @@
-"""Measurements judged by limits and peers, and which of them are measured a second time."""
+"""Measurements judged by limits and peers, which of them are measured a second time, and the record of a run with the
+findings that follow from its evidence."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu
-from pytest_gpufleet.model.events import NO_NETWORK
+from pytest_gpufleet.model import events
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import IN_WORDS, Finding, Limit, State, that_count
 from pytest_gpufleet.model.language import rounded
@@ -41,7 +43,7 @@ def network_of(record: Record) -> float | None:
     """Gbit/s that each GPU has of the network between nodes: by --fleet-network, else by the ports of the node that has
     most, which one that lost some should reach. 0: nobody knows; None: nothing is asked of it."""
     if record.run.network:
-        return None if record.run.network == NO_NETWORK else float(record.run.network)
+        return None if record.run.network == events.NO_NETWORK else float(record.run.network)
     here = record.machines.keys() - record.lost.keys() - record.left_out.keys() if record.of_cluster else ()
     each = (gigabits_for_each_gpu(record.topologies[node].gpus, record.machines[node].host) for node in here)
     return max(each, default=0.0)
@@ -299,3 +301,26 @@ def set_aside(first: Sequence[Finding], second: Sequence[Finding]) -> list[Findi
         why = each.reason if each.state == "missed" else differed
         found.append(measured_again(each, why or ALONG) if figure_of(each.measurement) in again else each)
     return found
+
+
+STORED = ("0.1.", "0.2.", "0.3.")  # versions that wrote down what follows from a measurement, by limits of their own
+
+
+def add(record: Record, event: events.Event | None) -> None:
+    """Take in one event as evidence has it. ValueError that says what is wrong with it."""
+    record.add(event)
+    if isinstance(event, events.Judged) and not record.run.plugin.startswith(STORED):
+        record.findings[-1] = held(event.finding, record.topology, event.finding.reason, record.run.rehearsal)
+
+
+def read(path: Path, quick: Callable[[bytes], events.Event | None] | None = None) -> Record:
+    """The record of a run from its evidence.jsonl. A last line cut short by a dying machine is left out. `quick`: as
+    `read_events` has it. OSError if it cannot be read; ValueError that names the line if one is no event; Refused if it
+    has another schema."""
+    record = Record()
+    for line, event in events.read_events(path, quick):
+        try:
+            add(record, event)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {line}: not an event of a run ({error})") from None
+    return record

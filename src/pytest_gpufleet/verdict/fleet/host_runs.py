@@ -17,8 +17,8 @@ from pytest_gpufleet.model.metric import GpuState, Measurement, Metric, Toleranc
 from pytest_gpufleet.model.place import GpuTopology, Where, grouped, where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
+from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.outliers import Figure, figure_of
-from pytest_gpufleet.verdict.reading import read
 from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
 
 GapKind = Literal[
