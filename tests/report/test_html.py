@@ -78,7 +78,10 @@ def test_cause_stands_before_the_figures_that_missed(page_of, bad_gpu):
     failed = text[text.index(FAILED) : text.index(FIGURES)]
     cause = "every pair with it reaches 212 GB/s, all others 394"
     assert failed.index(cause) < failed.index("14 pairs with GPU 5")
-    assert f"GPU 5: {cause}." in text[: text.index("The GPUs at a glance")]  # and in the paragraph that says why
+    top = text[: text.index("What this is about")]
+    assert f"GPU 5: {cause}." in top  # in the paragraph that says why; then which checks, and no count of what is well
+    assert "Bus bandwidth of collectives over all GPUs : GPU 5 ... and 2 more" in top
+    assert "within limits" not in top
     nobody = "no single GPU: all pairs are about equally slow"
     bad_gpu.faults = [fault.changed(name="cause_unclear", subjects=(), what=nobody) for fault in bad_gpu.faults]
     assert f" N{nobody[1:]}." in why(bad_gpu)

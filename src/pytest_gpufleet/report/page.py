@@ -35,6 +35,7 @@ MOST_FIGURES, MOST_FAILURES, MOST_ROWS = 4000, 200, 400
 AS_A_WHOLE: dict[Kind, str] = {
     "incomplete": "the run as a whole", "calibrated here": "the profile as a whole", "too short": "the burn-in",
 }  # fmt: skip
+MOST_AT_THE_TOP = 5  # failed checks
 MOST_NAMED = 8  # figures of one row of what is left open
 
 LEAVES_NOTHING_OPEN = {
@@ -74,12 +75,13 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
     shown = enumerate(failed[:MOST_FAILURES], 1)
     rows = [] if nodes else failures.grid_rows(record, parts, said)
     states = {cell.state for row in rows for cell in row.cells}
+    judged = [each.state == "met" for one in (record, *own) for each in figures.judged(one)]
     return {
         "record": record,
         "run": record.run,
         "machine": machine_section,
         "topology": GpuTopology() if nodes else record.topology,  # each node has a report of its own
-        "within": _within(record, *own),
+        "within": basis.within(sum(judged), len(judged)) if record.verdict == "ACCEPTED" else "",
         "returned": failures.return_tables(record),
         "margins": group_table(record, *own),
         "stamp": stamp(record),
@@ -97,6 +99,7 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "marks": failures.SYMBOLS,
         "failures": failed[:MOST_FAILURES],
         "failures_left_out": len(failed[MOST_FAILURES:]),
+        "most_at_the_top": MOST_AT_THE_TOP,
         "most_rows": MOST_ROWS,
         "most_messages": failures.MOST_MESSAGES,
         "anchors": {each.name: f"fleet-failure-{at}" for at, failure in shown for each in failure.alike or [failure]},
@@ -109,15 +112,6 @@ def _content(record: Record, nodes: HostsPart | None) -> dict[str, Any]:
         "grades": IN_WORDS.values(),
         "symbols": wording.SYMBOLS,
     }
-
-
-def _within(*records: Record) -> str:
-    """The line below the verdict: "22 of 24 measurements within limits, 30 not judged"."""
-    count = sum(each.required and each.state == "not judged" for one in records for each in distinct(one.findings))
-    judged = [each.state == "met" for one in records for each in figures.judged(one)]
-    within = basis.within(sum(judged), len(judged))
-    more = say("{count} not judged", count=count) if count and within else ""
-    return say(", ").join(filter(None, (within, more)))
 
 
 def _counts(record: Record, own: Sequence[Record]) -> list[str]:
