@@ -188,19 +188,19 @@ def _usual_comparisons(gpus: int) -> int:
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
-    """How many comparisons a level makes, each of which a healthy machine may fail by chance: for each case of a check
-    and each metric, one of the machine with its reference, and one with the peers for each place that has some. Places
-    are GPUs, their pairs, one each way, or nodes; one of what all ranks measure together."""
+    """How many comparisons a run of a level makes on so many GPUs, each of which a healthy machine may fail by chance:
+    for each case of a check and each metric, one of the machine with its reference, and one with the peers for each
+    place that has some. Places are GPUs, or their pairs, one each way; one of what all ranks measure together. On
+    several nodes those of the checks between them: what each node checks by itself its own run counts."""
     count = 0
     for name in suite.required(level, nodes):
         check = suite.checks[name]
-        among = nodes if check.nodes else gpus
-        for metric in check.metrics(gpus > 1):
+        for metric in check.metrics(gpus > 1) if (check.nodes > 0) == (nodes > 1) else ():
             known = METRICS.get(metric)
             if known and not row_of(known).by_chance:
                 continue
             peers = known is not None and known.peer_tolerance is not None
-            places = (among * (among - 1) if metric.startswith("pair_") else among) if peers else 1
+            places = (gpus * (gpus - 1) if metric.startswith("pair_") else gpus) if peers else 1
             count += len(suite.cases(name)) * (1 + places * (places > 1))
     return count
 

@@ -136,7 +136,7 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     for among in sorted({1, nodes}):
         checks = [suite.checks[name] for name in suite.required(level, among)]
         metrics = {each for check in checks if (check.nodes > 0) == (among > 1) for each in check.metrics(gpus > 1)}
-        count = comparisons(suite, level, gpus, among)
+        count = comparisons(suite, level, gpus * among, among)
         for metric in sorted(metrics & METRICS.keys()):
             for under in _conditions(metric, profile, topology, among):
                 places: list[Where] = [WORLD]
