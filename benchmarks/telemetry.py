@@ -14,7 +14,7 @@ import time
 from statistics import mean, median
 
 from pytest_gpufleet import GiB, measure
-from pytest_gpufleet.machine.telemetry import Sampler
+from pytest_gpufleet.machine.local_node import Sampler
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.training.loop import train_throughput
 from pytest_gpufleet.probes.training.recipes import Workload

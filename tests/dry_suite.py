@@ -28,8 +28,7 @@ from pytest_gpufleet.probes.search import collective
 from pytest_gpufleet.probes.timing import Timing
 from pytest_gpufleet.probes.training import loop, recipes, transformer, ways
 from pytest_gpufleet.world.call import RankSpec, unpack
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 from tests.acceptance.checks import checks_of
 from tests.conftest import ACCEPTANCE
 

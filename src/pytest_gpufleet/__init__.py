@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.verdict.judgement import LimitMissed as LimitMissed
     from pytest_gpufleet.verdict.profile import Profile as Profile
     from pytest_gpufleet.world.failure import RankFailure as RankFailure, RankReport as RankReport
-    from pytest_gpufleet.world.rank import Rank as Rank
-    from pytest_gpufleet.world.world import World as World
+    from pytest_gpufleet.world.world import Rank as Rank, World as World
 # fmt: on
 
 __version__ = "0.4.0.dev0"
@@ -49,8 +48,7 @@ _NAMES = {
     "verdict.judgement": ("LimitMissed",),
     "verdict.profile": ("Profile",),
     "world.failure": ("RankFailure", "RankReport"),
-    "world.rank": ("Rank",),
-    "world.world": ("World",),
+    "world.world": ("Rank", "World"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -243,7 +243,7 @@ def test_lost_telemetry_is_reported_and_leaves_the_verdict_incomplete(on_recorde
 def test_a_gpu_that_does_not_answer_is_reported_and_hangs_nothing(on_recorded):
     inner = """
     import threading
-    from pytest_gpufleet.machine import nvml, telemetry
+    from pytest_gpufleet.machine import local_node, nvml
     from tests.machine.recorded import Recorded
 
     def test_during():
@@ -254,7 +254,7 @@ def test_a_gpu_that_does_not_answer_is_reported_and_hangs_nothing(on_recorded):
             return ask(self, index, fact)
         Recorded.ask = hanging
         nvml.ANSWER_SECONDS = 0.5
-        telemetry.LONGEST_GAP = 0.01  # at an interval of 10 s
+        local_node.LONGEST_GAP = 0.01  # at an interval of 10 s
     """
     run = on_recorded(inner, "--fleet-interval=10")
     message = run.check("test_during").message

@@ -12,11 +12,11 @@ from statistics import median
 import pynvml
 import pytest
 
-from pytest_gpufleet.machine import telemetry
+from pytest_gpufleet.machine import local_node, nvml
 from pytest_gpufleet.machine.gpu_facts import READINGS
 from pytest_gpufleet.machine.health import POWER_CAP
-from pytest_gpufleet.machine.local_node import LocalNode
-from pytest_gpufleet.machine.telemetry import Sampler, Watch
+from pytest_gpufleet.machine.local_node import LocalNode, Sampler
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.metric import GpuState
 from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing, clock_events
@@ -130,7 +130,7 @@ def test_stop_comes_before_the_next_sample_and_twice_and_without_start():
 
 
 def test_a_gap_in_the_samples_is_reported(monkeypatch):
-    monkeypatch.setattr(telemetry, "LONGEST_GAP", 0.1)
+    monkeypatch.setattr(local_node, "LONGEST_GAP", 0.1)
     taken = []
     late = StandIn(meanwhile=lambda: len(taken) == 1 and time.sleep(0.2))  # a driver that is slow for once
     _, sampler = sampled(late, 2, on_sample=taken.append)
@@ -171,7 +171,7 @@ def watched(monkeypatch):
             "nvmlDeviceGetPowerUsage": next_power,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda nvml, card: POWER_CAP if next(reasons, 0) > 500 else 1,
         }
-        monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.001)
+        monkeypatch.setattr(nvml, "INTERVAL_SECONDS", 0.001)
         for name, answer in answers.items():
             monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
         monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))

@@ -214,7 +214,7 @@ def test_all_members_of_a_world_leave_it_together(world):
 
 
 def two_meet(rank):
-    from pytest_gpufleet.world.rank import join_alone
+    from pytest_gpufleet.world.world import join_alone
 
     if rank.index < 2:
         join_alone(rank, [(0, 1)], 99, "")

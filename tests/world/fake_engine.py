@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gpufleet.world.call import START, Answer, Death, Outcome, RankSpec, Trace, pack, unpack
-from pytest_gpufleet.world.rank import Rank, join, join_alone
-from pytest_gpufleet.world.world import Pool, World
+from pytest_gpufleet.world.world import Pool, Rank, World, join, join_alone
 
 
 @dataclass

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from pytest_gpufleet.commands.command import argument, as_json, new_console, subcommand
-from pytest_gpufleet.machine import local_node, telemetry
-from pytest_gpufleet.machine.local_node import LocalNode, take
+from pytest_gpufleet.machine import local_node
+from pytest_gpufleet.machine.local_node import LocalNode, Sampler, take
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.metric import Sample
@@ -51,7 +51,7 @@ def monitor(given: argparse.Namespace) -> int:
 def _samples(node: LocalNode, interval: float) -> Generator[Sample]:
     """One sample after the other. This thread only waits for them, so that Ctrl-C works even where a driver hangs."""
     taken: queue.SimpleQueue[Sample] = queue.SimpleQueue()
-    sampler = telemetry.Sampler(node, interval, taken.put)
+    sampler = Sampler(node, interval, taken.put)
     sampler.start()
     try:
         while True:

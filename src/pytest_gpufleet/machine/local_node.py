@@ -4,7 +4,9 @@ can use the GPUs of a host share, and only root can replace them: no file is mad
 user has made is trusted."""
 
 import fcntl
+import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -117,6 +119,55 @@ def opened(wanted: int | None = None, environment: Mapping[str, str] = os.enviro
 def without_gpus(why: str, *problems: str) -> LocalNode:
     """This machine where it has no GPUs to use, and why; `problems`: if there should be some."""
     return LocalNode(None, GpuTopology(problems=problems, absent=why, **software()))
+
+
+LONGEST_GAP = 10  # intervals, of a second at least: without samples for longer, what happened went unseen
+
+
+class Sampler:
+    """A daemon thread that hands a Sample to `on_sample` every `interval_seconds`. What fails costs one sample;
+    `trouble`: what did last, or that there was no sample for LONGEST_GAP."""
+
+    def __init__(self, node: LocalNode, interval_seconds: float, on_sample: Callable[[Sample], None]) -> None:
+        self.trouble = ""
+        self._node = node
+        self._interval = interval_seconds
+        self._on_sample = on_sample
+        self._latest = 0.0  # monotonic time of the last sample, or of the start
+        self._sampled = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpufleet-telemetry", daemon=True)
+
+    def start(self) -> None:
+        self._latest = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more samples. Waits for one that is being taken, for one interval at the most."""
+        running = self._thread.is_alive() and not self._stopped.is_set()
+        self._stopped.set()
+        if running:
+            self._thread.join(self._interval)
+            self._note_gap(self._thread.is_alive() and not self._sampled)
+
+    def _note_gap(self, always: bool = False) -> None:
+        gap = time.monotonic() - self._latest
+        if always or gap > LONGEST_GAP * max(self._interval, 1.0):
+            self.trouble = f"no answer from the driver for {gap:.1f} s"
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            try:
+                taken = self._node.sample()
+                if not self._stopped.is_set():
+                    self._note_gap()
+                    self._latest, self._sampled = time.monotonic(), True
+                    self._on_sample(taken)
+            except Exception as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+            # The next beat of a fixed rhythm; beats that were missed are left out, not made up for.
+            due += self._interval * max(1, math.ceil((time.monotonic() - due) / self._interval))
 
 
 DEVICES = Path("/dev")

@@ -1,18 +1,22 @@
 """The GPUs as NVML, the driver's management library, describes them. Creates no GPU context."""
 
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_gpufleet.machine import tools
 from pytest_gpufleet.machine.gpu_facts import CALLS, CONSTANTS, NOT_HERE, PAIRED, named, text
 from pytest_gpufleet.machine.software import driver_problems, software
 from pytest_gpufleet.model.language import some
+from pytest_gpufleet.model.metric import GpuState
 from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
 from pytest_gpufleet.redaction import one_line, throughout
 
@@ -173,6 +177,69 @@ def of_gpu(gpu: Gpu) -> Iterator[Nvml]:
         except nvml.NVMLError as error:
             raise NoGpus(f"NVML does not find {gpu.identity}: {error}") from None
         yield Nvml(nvml, [handle])
+
+
+CLOCK = "sm_clock_mhz"
+READ, ENERGY = ("temperature_c", CLOCK, "power_watts"), "energy_joules"  # the fields of GpuState
+REASONS = "clock_event_reasons"
+INTERVAL_SECONDS = 0.1  # as often as a GPU measures its power anew
+
+
+class Watch:
+    """Reads temperature, SM clock, power and energy of a GPU in a thread while its `with` block runs. What NVML cannot
+    read is left out; nothing that it does ends the work. None stands for a CPU rank."""
+
+    def __init__(self, gpu: Gpu | None) -> None:
+        self._read: list[tuple[float, dict[str, float]]] = []  # when, and what was read by its name
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(gpu,), name="gpufleet-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(ANSWER_SECONDS)
+
+    @property
+    def medians(self) -> GpuState | None:
+        """`state` without the spikes, of which a mean has its part: for what is a figure itself."""
+        return self.state(of=median)
+
+    @property
+    def sm_clock_mhz(self) -> int:
+        """As it was read last; 0 if it was not."""
+        return int(next((read[CLOCK] for _, read in reversed(self._read) if CLOCK in read), 0))
+
+    def held_by(self, reason: int) -> bool:
+        """Whether a clock event reason was there half of the time or more, as far as NVML showed any."""
+        seen = [int(read[REASONS]) & reason > 0 for _, read in self._read if REASONS in read]
+        return 2 * sum(seen) >= len(seen) > 0
+
+    def state(self, since: float = -math.inf, of: Callable[[list[float]], float] = fmean) -> GpuState | None:
+        """The means of what was read from a moment of time.monotonic() on, and the energy; None if nothing was read."""
+        read = [each for moment, each in self._read if moment >= since]
+        values = {name: [each[name] for each in read if name in each] for name in (*READ, ENERGY)}
+        energy = values.pop(ENERGY)
+        states = {name: of(each) for name, each in values.items() if each}
+        spent = {ENERGY: energy[-1] - energy[0]} if len(energy) > 1 else {}
+        return GpuState(**states, **spent) if states else None
+
+    def _run(self, gpu: Gpu | None) -> None:
+        if gpu is None:
+            return
+        with suppress(NoGpus), session() as driver, suppress(driver.NVMLError):
+            one, over = Nvml(driver, [driver.nvmlDeviceGetHandleByIndex(gpu.index)]), False
+            while True:
+                found = read(one, 0, (*READ, ENERGY, REASONS)).items()
+                known = {name: float(value) for name, value in found if not isinstance(value, Missing)}
+                # The means are of the block.
+                here = {name: value for name, value in known.items() if name == ENERGY or not over}
+                self._read.append((time.monotonic(), here))
+                if over:
+                    return
+                over = self._over.wait(INTERVAL_SECONDS)
 
 
 def in_thread(call: Callable[..., T], *args: Any) -> Future[T]:

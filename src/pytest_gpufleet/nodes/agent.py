@@ -29,8 +29,8 @@ import msgspec
 from pytest_gpufleet import safe_files
 from pytest_gpufleet.machine import host, local_node
 from pytest_gpufleet.machine.health import Guard, Health
+from pytest_gpufleet.machine.local_node import Sampler
 from pytest_gpufleet.machine.nvml import NoGpus
-from pytest_gpufleet.machine.telemetry import Sampler
 from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.nodes import agent_process, messages, network, wire
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, nothing

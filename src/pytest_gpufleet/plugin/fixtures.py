@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.probes import endurance
     from pytest_gpufleet.run.run import Run
     from pytest_gpufleet.world import call
-    from pytest_gpufleet.world.rank import Rank
-    from pytest_gpufleet.world.world import World
+    from pytest_gpufleet.world.world import Rank, World
 else:
     dcgm, host = lazy("machine", "dcgm", "host")
     events, fault = lazy("model", "events", "fault")

@@ -10,8 +10,7 @@ import pytest
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.world.call import CannotTravel
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import NoProcessGroup, World
+from pytest_gpufleet.world.world import NoProcessGroup, Rank, World
 
 
 class OnRank:

@@ -17,8 +17,7 @@ from pytest_gpufleet.model.metric import Measurement, MiB, Reading, Size
 from pytest_gpufleet.model.place import Place, Where
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank, alone
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World, alone
 
 LOOPBACK_BYTES = Size(256 * MiB, rehearsal=1 * MiB)  # at 25 GB/s 256 MiB take 10 ms
 SECONDS = 60.0  # for one turn, with the start of NCCL

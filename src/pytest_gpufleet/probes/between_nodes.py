@@ -26,8 +26,7 @@ from pytest_gpufleet.probes.links.copies import IndexPair, Samples, some_rounds
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.search.collective import swaps
 from pytest_gpufleet.probes.timing import RUN_SECONDS, agree, everyones
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 
 def nvlink_domains(world: World) -> list[list[int]]:

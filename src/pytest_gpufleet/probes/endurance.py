@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.fault import expect_none
 from pytest_gpufleet.model.metric import GpuState, Measurement
@@ -25,8 +25,7 @@ from pytest_gpufleet.probes.timing import agree, seconds_each
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.recipes import USUAL, plan
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 ROUNDS = 10  # at least: the last tenth is compared with the first
 # Until a GPU, its heat sink and the air around it are warm. From then on a healthy one keeps its rate; before, it loses

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.metric import Reading
@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.timing import agree, captured, everyones, seconds
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
 from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated, transformer
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 # `sequence`: tokens that the cache has room for.
 MODELS = {

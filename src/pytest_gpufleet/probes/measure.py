@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.metric import KNOWN, METRICS, GpuState, Measurement, Metric, Reading, goodness
 from pytest_gpufleet.model.place import WORLD, Where, grouped
 from pytest_gpufleet.world.call import describe
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 T = TypeVar("T")
 

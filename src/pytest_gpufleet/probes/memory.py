@@ -24,8 +24,7 @@ from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.probes.comparison import SHOWN, hexadecimal
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, read_under_load, seconds_each, warm_up
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 ARRAY_BYTES = {"cuda": 2 * GiB, "cpu": MiB}  # far larger than any cache
 WARM_UP_SECONDS, SAMPLE_SECONDS = {"cuda": 0.5, "cpu": 0.0}, {"cuda": 0.2, "cpu": 0.002}

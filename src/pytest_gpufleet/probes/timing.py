@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.place import Missing
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 Stream = torch.cuda.Stream | None  # None of a CPU
 Mark = Any  # an event of a stream; of a CPU a moment

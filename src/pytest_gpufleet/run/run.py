@@ -22,9 +22,8 @@ from pytest_gpufleet.run.interruption import Interruption
 from pytest_gpufleet.run.settings import Options, naming
 
 if TYPE_CHECKING:
-    from pytest_gpufleet.machine import health, host, software, telemetry
+    from pytest_gpufleet.machine import health, host, local_node, software
     from pytest_gpufleet.machine.health import Guard, Health
-    from pytest_gpufleet.machine.local_node import Machine
     from pytest_gpufleet.model import codec, events, place, record
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from pytest_gpufleet.world.engines import local
     from pytest_gpufleet.world.world import Pool, World
 else:
-    health, host, software, telemetry = lazy("machine", "health", "host", "software", "telemetry")
+    health, host, local_node, software = lazy("machine", "health", "host", "local_node", "software")
     codec, events, place, record = lazy("model", "codec", "events", "place", "record")
     (target,) = lazy("run", "target")
     judgement, orders, profile = lazy("verdict", "judgement", "orders", "profile")
@@ -94,7 +93,7 @@ class Run:
         self.hear_fault: Callable[[Fault], None] = lambda fault: None  # called with each that is put on record
         self.host_before: dict[str, Any] = {}  # facts of the host, as the first session of the run has told them first
         self._locks: ExitStack | None = None
-        self._sampler: telemetry.Sampler | None = None
+        self._sampler: local_node.Sampler | None = None
         self._lost_samples = False  # said once: the words of the trouble change
 
     @property
@@ -147,7 +146,7 @@ class Run:
             guard.note(sample)
             hear(sample)
 
-        self._sampler = telemetry.Sampler(self.own_machine.node, self.options.interval, take_in)
+        self._sampler = local_node.Sampler(self.own_machine.node, self.options.interval, take_in)
         self.open_things.callback(self._sampler.stop)
         self._sampler.start()
 
@@ -209,7 +208,7 @@ class Run:
     def take_up(self, folder: RunFolder, then: Record) -> None:
         """Go on with the run in this folder beyond what its events say."""
 
-    def machines(self) -> tuple[Machine, ...]:
+    def machines(self) -> tuple[local_node.Machine, ...]:
         """Those that take part, with the facts that do not change."""
         return (self.own_machine.machine,)
 

@@ -20,7 +20,7 @@ from pytest_gpufleet.model.place import FP8_REDUCTIONS_SINCE
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES, Collective, type_name
 from pytest_gpufleet.probes.comparison import SHOWN, wrong_elements
 from pytest_gpufleet.probes.timing import Stream, agree, current_stream, own_stream, seconds, synchronize, wait
-from pytest_gpufleet.world.rank import TIMEOUT, Rank
+from pytest_gpufleet.world.world import TIMEOUT, Rank
 
 # Every type that NCCL or Gloo knows (complex ones travel as floats), and up to which number it holds every whole one.
 DTYPES = {

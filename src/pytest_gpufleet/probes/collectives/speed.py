@@ -25,8 +25,7 @@ from pytest_gpufleet.model.metric import MiB, Reading, Size
 from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.timing import everyones, line_up, replayed, timing
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 SMALL = 1 * MiB  # S up to which collectives come from CUDA graphs
 FILLED = 0.8  # of the memory of a GPU, by buffers

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 Combine = Callable[[Tensor], Tensor]
 SUM = dist.ReduceOp.SUM

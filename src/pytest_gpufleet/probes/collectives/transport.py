@@ -21,8 +21,7 @@ from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.links.copies import IndexPair, rounds
 from pytest_gpufleet.probes.timing import synchronize
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank, alone
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World, alone
 
 NVLINK = "NVLink"  # among the names of ports
 SECONDS = 120.0

@@ -14,7 +14,7 @@ from statistics import fmean, median
 import torch
 import torch.distributed as dist
 
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import SHARED_SPAN, Condition
 from pytest_gpufleet.model.metric import Reading
 from pytest_gpufleet.model.place import WORLD
@@ -23,7 +23,7 @@ from pytest_gpufleet.probes.collectives.exactness import Repeated
 from pytest_gpufleet.probes.collectives.speed import nvls
 from pytest_gpufleet.probes.compute.rate import multiplication, operands, shape_on, strictly
 from pytest_gpufleet.probes.training.loop import ms, returns_memory
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 NAME = "all_reduce"
 SAMPLES = 3

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW, Condition
 from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import WORLD, Gpu, Where, grouped
@@ -24,8 +24,7 @@ from pytest_gpufleet.probes.comparison import SHOWN, bits, hexadecimal, unlike, 
 from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import Mark, between, current_stream, mark
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 ELEMENT = "row {}, column {}"
 NEAR = 0.02  # of the usual SM clock: the power controller of a healthy GPU swings by as much

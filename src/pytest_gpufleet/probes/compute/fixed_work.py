@@ -28,8 +28,7 @@ from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import kind
 from pytest_gpufleet.probes.training.correctness import full_precision
 from pytest_gpufleet.redaction import variable
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 DIGITS = 23  # of a number behind the binary point: with its sign fp32 holds it exactly
 # Tiles for every SM of a large GPU; and edges that are no multiples of a tile, but of the 16 that fp8 needs.

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from pytest_gpufleet.machine.health import POWER_CAP
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu, Where
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 
 @contextmanager

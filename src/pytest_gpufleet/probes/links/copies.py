@@ -25,8 +25,7 @@ from pytest_gpufleet.probes.links import copying
 from pytest_gpufleet.probes.links.copying import Copied, Copy, Ends, Offer
 from pytest_gpufleet.probes.measure import together, watched
 from pytest_gpufleet.probes.timing import read_under_load
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 IndexPair = tuple[int, int]  # of ranks, or of nodes
 PairDirection = Literal["read", "write", "both"]

@@ -20,7 +20,7 @@ from pytest_gpufleet.machine import nvml
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import Measurement, MiB
 from pytest_gpufleet.probes.comparison import hexadecimal, wrong_elements
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 WORD = torch.int64
 WORD_BYTES = WORD.itemsize

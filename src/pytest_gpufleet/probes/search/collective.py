@@ -20,8 +20,7 @@ from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
 from pytest_gpufleet.probes.links.copies import IndexPair, schedule
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 SECONDS = 60.0
 LAUNCHES = 10

@@ -38,8 +38,7 @@ from pytest_gpufleet.probes.links.copies import IndexPair, some_rounds
 from pytest_gpufleet.probes.search.collective import deadline, failed, span
 from pytest_gpufleet.probes.timing import synchronize
 from pytest_gpufleet.world.failure import RankFailure
-from pytest_gpufleet.world.rank import Rank
-from pytest_gpufleet.world.world import World
+from pytest_gpufleet.world.world import Rank, World
 
 # Figures of disjoint groups that are measured at the same time; higher is better, and those of one size are comparable.
 Measure = Callable[[Sequence[Group]], Sequence[float]]

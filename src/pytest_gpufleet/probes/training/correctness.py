@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
 from pytest_gpufleet.probes.timing import everyones
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 CLASSES = 4
 IMAGES = 32  # of one rank in one step

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pytest_gpufleet.model.endings import not_applicable, not_judged
 from pytest_gpufleet.probes.timing import captured, everyones
 from pytest_gpufleet.probes.training.recipes import Plan, Step, make_optimizer, most_images
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 # Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
 # gradients still has room.

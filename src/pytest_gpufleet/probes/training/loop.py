@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
 from pytest_gpufleet.probes.timing import everyones, line_up, parts, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, recipes
 from pytest_gpufleet.probes.training.recipes import Plan, Step, Workload
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 SAMPLES = 3
 FedStep = Callable[[Tensor, Tensor], Tensor]  # one step of training, of images and labels; returns the loss

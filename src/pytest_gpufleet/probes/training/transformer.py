@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytest_gpufleet.machine.telemetry import Watch
+from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import NO_SYNC, Condition
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.metric import GiB, Reading
@@ -23,7 +23,7 @@ from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences, full_precision
 from pytest_gpufleet.probes.training.recipes import Step, make_optimizer
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 NORM_EPSILON, ROTARY_BASE, INITIAL_DEVIATION = 1e-5, 10_000.0, 0.02  # as Llama 2 has them
 

@@ -24,7 +24,7 @@ from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 PHOTO_WIDTH, PHOTO_HEIGHT = 500, 375  # a common size in ImageNet; the files come out at about its mean of 110 kB
 CLASSES = 4

@@ -24,7 +24,7 @@ from pytest_gpufleet.model.events import LossCurve
 from pytest_gpufleet.world.call import ENDINGS, START, Call, Outcome, Output, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines import channel
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
-from pytest_gpufleet.world.rank import Rank
+from pytest_gpufleet.world.world import Rank
 
 # torch is imported only once a failure of it can be reported: a library that does not load is a finding.
 if TYPE_CHECKING:
