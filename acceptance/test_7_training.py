@@ -1,7 +1,7 @@
 """Training is correct: DistributedDataParallel (DDP) in three phases, FSDP, checkpoints, gradient scaling.
 
-Gradients that must be right to the last bit are made so that they can be: rank r contributes size * 2**r, and their
-average is 2**size - 1 in whatever order it is summed.
+Gradients that must be right to the last bit are made so that they can be: rank r contributes `size * 2**r`, and their
+average is `2**size - 1` in whatever order it is summed.
 """
 
 from __future__ import annotations

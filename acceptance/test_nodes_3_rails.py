@@ -27,7 +27,9 @@ MESSAGE = Size(256 * MiB, rehearsal=64 * 1024)
 SEED = 16  # by which nodes meet: the same nodes meet in every run
 
 
-@pytest.mark.figures("rail_bandwidth", peers="which are all rails of all nodes with such GPUs")
+@pytest.mark.figures(
+    "rail_bandwidth", required=("rail_bandwidth",), peers="which are all rails of all nodes with such GPUs"
+)
 @pytest.mark.parametrize("at_once", ["one", "all"])
 def test_rail_bandwidth(nccl_group: World, judge: Judge, at_once: between_nodes.RailsAtOnce) -> None:
     """Rail bandwidth of each node

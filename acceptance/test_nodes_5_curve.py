@@ -18,7 +18,7 @@ pytestmark = [
 SIZES = [Size(nbytes, rehearsal=nbytes // (64 * KiB)) for nbytes in (1 * MiB, 16 * MiB, 256 * MiB, 1 * GiB, 8 * GiB)]
 
 
-@pytest.mark.figures("busbw")
+@pytest.mark.figures("busbw", required=("busbw",), of="for the largest all_reduce of all nodes")
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_collectives_over_nodes(nccl_group: World, judge: Judge, collective: str) -> None:
     """Bus bandwidth of collectives by number of nodes

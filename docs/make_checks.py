@@ -77,8 +77,8 @@ Every check of the suite, in the order in which they run. Report and terminal na
   pairs of them; between nodes all GPUs of that model on all nodes, their rails, and pairs and groups of such nodes.
   They need no limit.
 - Checks of `test_nodes_*.py` are **between nodes**: they take two, and do not apply to one machine. Published limits
-  hold for the number of nodes and the network of their source. Where there is none, a figure is judged by its peers,
-  and is for information where it has none, as with two nodes: no verdict waits for it.
+  hold for the number of nodes and the network of their source. Where there is none, what is not required is judged by
+  its peers, and is for information where it has none, as with two nodes.
 - A judged figure whose samples differ by more than {wording.percent(STEADY)} ({" and ".join(UNSTEADY_IN_NCCL)} of
   {UNSTEADY_FROM // GiB} GiB and more: {wording.percent(AS_NCCL_IS)}) fails its check too ("spread of ..."):
   something else uses the GPU, or it throttles. What others use too, the host and the network, may scatter until

@@ -176,7 +176,7 @@ def test_what_is_required_is_what_failed_level_quick_and_what_the_parts_touch(tm
 
 
 REFUSED = {
-    "another machine": ({"host": "node8"}, (), "of another machine .node7, serial None.: this one is node8"),
+    "another machine": ({"host": "node8"}, (), "of another machine .node7, serial unknown.: this one is node8"),
     "another chassis": ({"serial": "B"}, (), "of another machine .node7, serial A.: this one is node7, serial B"),
     "less is asked": ({"without": ("bmc",)}, (), "what --fleet-without leaves out was .*, is .*bmc"),
     "the clock": ({"utc": "2020-01-01T00:00:00+00:00"}, (), "began at 2026-11-21.* set the clock"),

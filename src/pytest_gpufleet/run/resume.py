@@ -216,7 +216,8 @@ def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Itera
     serial, own = (run.nodes[0].serial if run.nodes else None for run in (before.run, now.run))
     name, own_name = before.run.host, now.run.host
     if serial != own if serial and own and "board" not in replaced else name != own_name:
-        yield f"that run is of another machine ({name}, serial {serial}): this one is {own_name}, serial {own}"
+        then, this = (f"{host}, serial {number or 'unknown'}" for host, number in ((name, serial), (own_name, own)))
+        yield f"that run is of another machine ({then}): this one is {this}"
     if before.run.began > now.run.began:
         yield f"that run began at {before.run.utc}, after this one: set the clock"
     # What decides what a verdict means: a repaired machine has to meet as much as before.

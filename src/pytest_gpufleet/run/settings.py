@@ -95,7 +95,7 @@ duration = _reader(
 
 
 def nodes(text: str) -> Nodes:
-    wrong = "is not a number of nodes, all or a file of hosts"
+    wrong = "is not a number of nodes nor all, and no file of hosts has this name"
     is_file = text != "all" and os.path.isfile(path(text))
     found: Nodes = path(text) if is_file else _reader(f"all|{_COUNT}", _count_or_word, wrong)(text)
     return found
