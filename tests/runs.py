@@ -86,11 +86,11 @@ def topology(host="node7", model=UNKNOWN, driver="580.159.04", gpus=4, **facts):
 
 def record(
     folder, host="node7", values=None, limits=None, failed=None, machine=None, ends=True,
-    utc="2026-11-21T01:40:06+00:00", without="no file", suite=SUITE, readings=TELEMETRY,
+    utc="2026-11-21T01:40:06+00:00", without="no file", suite=SUITE, readings=TELEMETRY, faults=(),
 ):  # fmt: skip
     """The folder of a run of level standard on 4 GPUs in which every check ran; it can be ACCEPTED if `limits` has one
     for each figure. `values`: other values, by "metric place". `failed`: checks that failed, and by what. `without`:
-    the file whose checks did not run. `readings`: the readings of telemetry."""
+    the file whose checks did not run. `readings`: the readings of telemetry. `faults`: seen beside the checks."""
     machine, values, failed = machine or topology(host), values or {}, failed or {}
     folder.mkdir(parents=True)
     evidence = Evidence(folder / "evidence.jsonl")
@@ -122,6 +122,8 @@ def record(
         if check.id in failed:
             check = replace(check, outcome="failed", message=check.message or "broken", failed_by=failed[check.id])
         evidence.add(events.CheckFinished(check=check))
+    for fault in faults:
+        evidence.add(events.FaultFound(fault=fault))
     if ends:
         verdict, reasons = conclude(evidence.record)
         evidence.add(events.Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))

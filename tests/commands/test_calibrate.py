@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Reference
 from pytest_gpufleet.model.metric import Measurement, Metric
+from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.verdict import profile, toml_table
 from tests import runs
 
@@ -175,9 +177,10 @@ def test_a_gpu_that_is_not_like_the_others_is_not_known_to_be_good(tmp_path, gpu
 
 @pytest.mark.parametrize(("second", "said"), [
     ({"values": {"busbw world": 310.0}}, "differs by 15%: 360 GB/s in a, 310 GB/s in b"),
-    ({"values": {"busbw world": math.nan}}, f"b was rejected: {runs.BANDWIDTH}[0], {runs.BANDWIDTH}[1] failed"),
-    ({"values": {"solo_train_throughput gpu1": 5700.0}}, f"b was rejected: {runs.ALONE} failed"),
-    ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE} failed"),
+    ({"values": {"busbw world": math.nan}}, f"b was rejected: {runs.BANDWIDTH}[0], {runs.BANDWIDTH}[1]"),
+    ({"values": {"solo_train_throughput gpu1": 5700.0}}, f"b was rejected: {runs.ALONE}"),
+    ({"failed": {runs.ALONE: "other"}}, f"b was rejected: {runs.ALONE}"),
+    ({"faults": (Fault("hardware_slowdown", (gpu(1),), "0.3 s"),)}, "b was rejected: GPU 1 NVIDIA X9000, serial node8"),
     ({"ends": False}, "b did not come to its end"),
     ({"host": "node7"}, "a and b are one and the same run"),
     ({"without": "test_2_health.py"}, "b did not show that its machine is sound: nothing of test_2_health.py ran"),

@@ -237,6 +237,26 @@ def test_a_value_is_an_outlier_on_the_bad_side_only(figure, values, worse):
     assert {int(each.run): each.worse for each in found} == pytest.approx(worse)
 
 
+def test_a_board_that_no_other_run_has_hides_nothing_among_the_others():
+    def copied(host, part, value):
+        return run(1, memory(*[value] * 4, operation="copy"), at=machine(host, board_part_number=part), host=host)
+
+    runs = {host: copied(host, "A", value) for host, value in (("a", 4260.0), ("b", 4260.0), ("slow", 4090.0))}
+    alone = {host: copied(host, host, value) for host, value in (("other", 4287.0), ("broken", 3900.0))}
+    assert [(each.run, each.place) for each in compare(runs).worse if each.place == gpu(1)] == [("slow", gpu(1))]
+    found = {each.run for each in compare({**runs, **alone}).worse if each.place == gpu(1)}
+    assert found == {"slow", "broken"}
+
+
+def test_measurements_in_other_units_are_not_compared():
+    mine = Metric("my_rate", "GB/s", "higher", "mine")
+    before, now = (run(day, memory(value, metric=replace(mine, unit=unit))) for day, value, unit in (
+        (1, 10.0, "GB/s"), (2, 9000.0, "MB/s"),
+    ))  # fmt: skip
+    assert (drift({"a": before, "b": now}).compared, compare({"a": before, "b": now}).compared) == (0, 0)
+    assert drift({"a": before, "b": run(2, memory(9.0, metric=replace(mine, title="reworded")))}).bad
+
+
 def test_what_no_run_has_measured_is_no_figure_of_the_comparison():
     def run(**values):
         found = [Finding("check", Measurement(name, told, {}), "not judged") for name, told in values.items()]

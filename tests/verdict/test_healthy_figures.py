@@ -253,6 +253,7 @@ def test_half_a_machine_that_is_slow_does_not_hide(n):
     ([100.0, math.nan, math.nan], measured(0.03), [1] * 3, {1, 2}),
     ([math.nan] * 3, measured(0.03), [1] * 3, set()),
     ([0.0, 0.0, 0.0, math.nan], measured(0.03), [1] * 4, {3}),
+    ([100.0, 90.0, 100.0, math.inf, -math.inf], measured(0.03), [1] * 5, {1, 3, 4}),
 ])  # fmt: skip
 def test_who_is_slower_than_the_mean_of_the_others_is_named(values, tolerance, affinities, named):
     assert slower(values, tolerance, topology=machine(*affinities)) == set(map(gpu, named))

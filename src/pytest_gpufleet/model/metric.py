@@ -50,10 +50,10 @@ class Metric:
     name: str
     unit: str
     better: Literal["higher", "lower"]
-    title: str
-    peer_tolerance: Finite | None = None
-    steady: bool = True
-    simultaneous: bool = False
+    title: str = field(compare=False)  # as all that follows, which a later version may say otherwise
+    peer_tolerance: Finite | None = field(default=None, compare=False)
+    steady: bool = field(default=True, compare=False)
+    simultaneous: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for what in ("name", "unit", "title"):

@@ -23,8 +23,7 @@ class Figure:
 
     name: str
     conditions: tuple[tuple[str, Condition], ...]
-    # Not part of what makes two figures the same: a later version may word it otherwise.
-    metric: Metric = field(compare=False)
+    metric: Metric = field(hash=False)  # by name is enough
 
     def worst(self, values: Iterable[float]) -> float:
         """NaN is worse than any number."""
@@ -202,10 +201,10 @@ def _groups(
 
 
 def at_one_temperature(measurement: Measurement, peers: list[Where], per_kelvin: float) -> dict[Where, float]:
-    """The values that these peers would reach at their mean temperature, if the temperature of each is known."""
+    """What these peers would reach at their mean temperature, if that of each is known; NaN of one that is infinite."""
     states = [measurement.gpu_states.get(place) for place in peers]
     temperatures = [state.temperature_c for state in states if state and state.temperature_c is not None]
-    values = {place: measurement.values[place] for place in peers}
+    values = {place: each if math.isfinite(each := measurement.values[place]) else math.nan for place in peers}
     if not per_kelvin or len(temperatures) < len(peers):
         return values
     mean = fmean(temperatures)

@@ -13,7 +13,7 @@ from pytest_gpufleet.model import levels
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.finding import Limit, Reference
-from pytest_gpufleet.model.language import rounded
+from pytest_gpufleet.model.language import rounded, some
 from pytest_gpufleet.model.metric import MEASURED_UNDER, METRICS, GiB, KiB, Measurement, Metric, MiB, SpreadRow
 from pytest_gpufleet.model.place import SOFTWARE, GpuTopology, Place, Where
 from pytest_gpufleet.model.record import Record
@@ -125,7 +125,7 @@ def calibrate(
 
 
 def _unclean(record: Record) -> list[str]:
-    failed = record.failed
+    why = record.failed or record.reasons  # as of a fault that was seen beside the checks
     proving = {name.partition("::")[0]: name for name, check in shipped().checks.items() if check.proves_sound}
     ran = {levels.check_name(check).partition("::")[0] for check in record.checks}
     had = {name.partition("::")[0] for name in (record.suite.checks or shipped().checks)}  # the suite of then
@@ -135,7 +135,7 @@ def _unclean(record: Record) -> list[str]:
         (record.verdict is None, "did not come to its end"),
         (record.broken, f"was cut short: {record.broken}"),
         (record.spoiled, f"is not complete: {'; '.join(record.spoiled)}"),
-        (failed, f"was rejected: {', '.join(failed[:3])}{' and others' if len(failed) > 3 else ''} failed or missed"),
+        (record.failed or record.verdict == "REJECTED", f"was rejected: {some(why, 3)}"),
         (unseen, f"did not show that its machine is sound: nothing of {' and '.join(unseen)} ran"),
     )
     return [problem for holds, problem in rules if holds][:1]

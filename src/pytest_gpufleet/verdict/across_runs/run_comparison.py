@@ -120,12 +120,13 @@ def _outliers(
     for place in dict.fromkeys(place for of_run in values.values() for place in of_run):
         at_place = {(name, place): of_run[place] for name, of_run in values.items() if place in of_run}
         boards = grouped((runs[at[0]].topology.boards(place), (at, value)) for at, value in at_place.items())
-        groups, least = [dict(each) for each in boards.values()], healthy.matters
-        if len(groups) > 1 and min(map(len, groups)) == 1:  # alone with its part number: beside all
-            groups, least = [at_place], outliers.BETWEEN_BOARDS
         usual = values[first].get(place) if len(values) == 2 else None
-        for group in groups:
-            found += outliers.beside_most(figure, group, healthy.sd(), comparisons, least, reference=usual)
+        for group in map(dict, boards.values()):
+            beside, least = group, healthy.matters
+            if len(group) == 1 < len(boards):  # alone with its part number
+                beside, least = at_place, outliers.BETWEEN_BOARDS
+            slow = outliers.beside_most(figure, beside, healthy.sd(), comparisons, least, reference=usual)
+            found += [each for each in slow if (each.run, each.place) in group]
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
