@@ -200,7 +200,8 @@ def ways_of_sweep(world: World, resnet: recipes.Workload, recipe: str) -> list[w
         *(ways.Way("ddp", smallest, batches) for batches in ACCUMULATED.on(world)),
         *(ways.Way(method, usual) for method in METHODS.on(world)),
     ]
-    most = min((recipes.fitting(recipe, resnet.model, gpu.memory_bytes) for gpu in world.gpus), default=math.inf)
+    known = [gpu.memory_bytes for gpu in world.gpus if gpu.memory_bytes]
+    most = recipes.fitting(recipe, resnet.model, min(known)) if known else math.inf
     return [way for way in dict.fromkeys(found) if way.batch <= most]
 
 

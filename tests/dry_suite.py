@@ -39,7 +39,7 @@ FOR_INFORMATION = (
 STATE = GpuState(60.0, 1500.0, 700.0)
 WATCHED = SimpleNamespace(state=lambda *_: STATE, medians=STATE, held_by=lambda _: False)
 SAMPLES = (1.0, 1.0, 1.0)
-LAP = loop.Lap((1.0,), 1.0)
+FIRST, LAP = (loop.Lap((1.0,), loss) for loss in (2.0, 1.0))
 
 
 def giving(value):
@@ -111,7 +111,7 @@ WORK = [
     (loop, {"sampled": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES))), "record_losses": nothing}),
     (loop, {"release": nothing, "details": lambda *_: {}, "everyones": alike}),
     (loop, {"steps_of": giving((nothing, nothing))}),
-    (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(LAP)}),
+    (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(FIRST)}),
     (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),
     (ways, {"DataParallel": nothing, "_trainer": nothing, "full": giving(True)}),
     (ways, {"_train_full": lambda rank, training, seconds: (training, 2, 1.0, GiB)}),
@@ -240,7 +240,7 @@ def _arguments(module, function, given):
 def _pretending(board, topology, nvls):
     driver = {
         "get_device_capability": giving(board.capability),
-        "get_device_properties": giving(SimpleNamespace(total_memory=topology.gpus[0].memory_bytes)),
+        "get_device_properties": giving(SimpleNamespace(total_memory=topology.gpus[0].memory_bytes, is_integrated=0)),
         "empty_cache": nothing,
         "max_memory_allocated": giving(GiB),
         "mem_get_info": giving((GiB, GiB)),

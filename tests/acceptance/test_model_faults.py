@@ -56,6 +56,7 @@ def late(seconds):
 FAULTS = {
     "attention": (torch.nn.functional, "scaled_dot_product_attention", attention),
     "weight": (torch.optim.AdamW, "step", weight),
+    "no step": (torch.optim.AdamW, "step", lambda genuine: lambda self: None),
     "late step": (torch.optim.AdamW, "step", late(0.2)),
     "late all_reduce": (dist, "all_reduce", late(0.02)),
     "always": (torch.nn.functional, "linear", bit(range(10**9))),
@@ -71,6 +72,7 @@ def plant(rank, fault):
 
 @pytest.mark.parametrize(("check", "plant", "fault", "code", "named"), [
     (f"{TRANSFORMER}::test_loss_follows_fp32", FAULTY, "attention", "training_wrong", [1]),
+    (f"{TRANSFORMER}::test_speed", FAULTY, "no step", "rank_raised", [1]),
     (f"{TRANSFORMER}::test_ranks_end_alike", FAULTY, "weight", "replicas_differ", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_compute.FAULT, "one bit", "matmul_nondeterministic", [1]),
     (f"{UNDER_LOAD}::test_both_stay_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),

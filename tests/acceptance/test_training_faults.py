@@ -16,7 +16,7 @@ from tests.acceptance import checks as checks  # which finds the checks
 from tests.conftest import ACCEPTANCE
 
 TRAINING = ACCEPTANCE / "test_7_training.py"
-ALONE = f"{ACCEPTANCE / 'test_8_resnet50.py'}::test_each_gpu_alone[NaN]"
+ALONE = f"{ACCEPTANCE / 'test_8_resnet50.py'}::test_each_gpu_alone"
 
 # A pytest plugin that runs each check once for each fault that the environment variable FAULTS has for it.
 FAULTY = """
@@ -129,7 +129,7 @@ def words_of(words, ranks):
 
 
 def run_with_faults(run_pytest, ranks, **environment):
-    faults = defaultdict(set, {"test_each_gpu_alone": {"NaN"}})
+    faults = defaultdict(set, {"test_each_gpu_alone": {"NaN", "no step"}})
     for check, fault, _, _ in CASES:
         faults[check].add(fault.partition("-")[0])
     environment |= {"PYTHONPATH": ".", "FAULTS": json.dumps({check: sorted(each) for check, each in faults.items()})}
@@ -151,10 +151,14 @@ def test_every_check_fails_for_its_fault(broken, check, fault, named, words):
         assert {int(rank) for rank in re.findall(r"rank (\d) of \d, CPU: raised", message)} == named
 
 
-def test_a_loss_that_is_no_number_is_no_throughput(broken):
-    check = broken.check("test_each_gpu_alone[NaN]")
+@pytest.mark.parametrize(("fault", "words"), [
+    ("NaN", "FloatingPointError: the loss became nan"),
+    ("no step", "ArithmeticError: the network did not learn: loss "),  # as where all gradients are NaN
+])  # fmt: skip
+def test_what_learns_nothing_has_no_throughput(broken, fault, words):
+    check = broken.check(f"test_each_gpu_alone[{fault}]")
     assert check.outcome == "failed"
-    assert "rank 1 of 3, CPU: raised FloatingPointError: the loss became nan" in check.message
+    assert f"rank 1 of 3, CPU: raised {words}" in check.message
     assert broken.record.findings == []
 
 

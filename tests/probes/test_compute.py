@@ -1,5 +1,6 @@
 """Matmuls that go wrong on one rank are found, and the rank and the element named; and fingerprints of ranks."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from pytest_gpufleet.model.metric import GpuState, Reading
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.compute import rate
+from pytest_gpufleet.probes.compute.corruption import exact_matmul
 from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock
 from pytest_gpufleet.verdict.judgement import judge
 from tests.boards import BOARDS
@@ -41,17 +43,22 @@ def plant(rank, fault):
 
     if rank.index == 1:
         torch.mm = mm
+    elif "others are old" in fault:
+        from pytest_gpufleet.probes.compute import rate
+
+        rate.lacking = lambda precision, device: f"{precision} came later"
 """
 
 
 OTHER = "its matmul of round 0 is another one than that of 2 of 3 ranks ("
 LINES = "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"
-WRONG = "1 of 262,144 elements are wrong: row 5, column 9 is"
+WRONG = "1 of 6,144 elements are wrong: row 5, column 9 is"
 ONCE = ("wrong elements: 1, in ", "round 0, matmul 3, row 5, column 9 is 0x", "computed again it is right")
 # By fault, what the checks say of the rank.
 SAID = {
     "one bit": {f"{REPEAT}[fp32]": ONCE},
     "always bit": {f"{REPEAT}[fp16]": (OTHER, LINES), f"{EXACT}[fp32]": (WRONG,)},
+    "always bit, others are old": {f"{EXACT}[fp16]": (WRONG,)},
     "always NaN": {
         f"{REPEAT}[fp32]": ("NaN or infinite elements: 1", OTHER, LINES),
         f"{EXACT}[bf16]": (f"{WRONG} nan, expected",),
@@ -68,6 +75,19 @@ def test_a_wrong_element_is_found_and_the_rank_named(planted, fault):
         assert "rank 0 of 3" not in message
         assert "rank 2 of 3" not in message
         assert [phrase for phrase in ("CPU rank 1: ", *phrases) if phrase not in message] == []
+
+
+def test_the_exact_matmul_is_as_large_as_what_loads_a_whole_gpu(monkeypatch):
+    """One of 512 x 512 has tiles for 16 of 132 multiprocessors."""
+
+    def spoiled(precision, a, b):
+        (result := a @ b)[-1, -1] += 1
+        return lambda: result
+
+    monkeypatch.setattr(rate, "shape_on", lambda device, precision: (1024, 1536, 128))
+    monkeypatch.setattr(rate, "multiplication", spoiled)
+    rank = SimpleNamespace(device=torch.device("cpu"), phase=lambda name: nullcontext())
+    assert exact_matmul(rank, "fp32").startswith("1 of 1,572,864 elements are wrong: row 1023, column 1535 is ")
 
 
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), True), ((8, 9), False), ((99, 0), True)])

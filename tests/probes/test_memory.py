@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,10 @@ from pytest_gpufleet.machine.gpu_facts import CLOCK_MEMORY, CLOCK_SM
 from pytest_gpufleet.model.conditions import FAR
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.metric import GiB, MiB
-from pytest_gpufleet.model.place import Gpu
+from pytest_gpufleet.model.place import Gpu, gpu
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
+from tests.acceptance import checks as checks  # which finds the checks
 from tests.machine.fake_nvml import Card, FakeNvml, not_supported
 
 EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
@@ -88,6 +90,15 @@ def test_a_block_and_its_comparison_fit_beside_what_is_tested():
         # The comparison takes an eighth, the addresses at which rows begin a 32nd.
         assert _block_bytes(free) * (1 + 1 / 8 + 1 / 32) < (1 - SHARE) * free
         assert _block_bytes(free) % (8 * ROW) == 0
+
+
+@pytest.mark.parametrize(("shared", "faults"), [(False, 2), (True, 0)])
+def test_a_page_cache_occupies_no_memory_that_the_host_shares(monkeypatch, shared, faults):
+    free = iter([4 * MiB, 4 * MiB - 128 * MiB])
+    monkeypatch.setattr(memory, "_free_and_total", lambda device: (next(free), 128 * GiB))
+    monkeypatch.setattr(memory, "shares_memory", lambda device: shared)
+    rank = SimpleNamespace(device=torch.device("cpu"), phase=lambda name: nullcontext())
+    assert len([*import_module("test_4_each_gpu").memory_faults(gpu(0), memory.hold_patterns(rank, 0.0))]) == faults
 
 
 # ---------------------------------------------------------------- clocks under load

@@ -1,6 +1,9 @@
 """A transformer is computed as its formulas say, counted right, and fits where it is said to."""
 
+import inspect
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_gpufleet.model.conditions import TRANSFORMERS
+from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.metric import GiB
+from pytest_gpufleet.probes import inference
+from pytest_gpufleet.probes.training import transformer as made
 from pytest_gpufleet.probes.training.transformer import (
     SHAPES,
     first_difference,
@@ -77,6 +83,16 @@ def test_every_weight_has_its_bytes():
 ])  # fmt: skip
 def test_so_many_sequences_fit(model, memory, batch):
     assert fitting_batch(SHAPES[model], 0.8 * memory * GiB) == batch
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(8, False), (12, False), (15, True), (24, True)])
+def test_what_is_decoded_is_for_gpus_that_hold_it(monkeypatch, memory, fits):
+    monkeypatch.setattr(made, "agree", lambda rank, number: number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * GiB))
+    monkeypatch.setattr(inference, "Decoder", lambda *how: pytest.skip("it fits"))
+    rank = SimpleNamespace(device=torch.device("cuda"), size=1, phase=lambda name: nullcontext())
+    with pytest.raises(pytest.skip.Exception if fits else NotApplicable, match="it fits" if fits else "takes 14 GiB"):
+        inspect.unwrap(inference.decode)(rank, together=False)
 
 
 def test_kernels_for_tensor_cores_take_every_shape():

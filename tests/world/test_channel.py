@@ -1,6 +1,7 @@
 """What the controller makes of bytes from a rank, whatever they are, without waiting for it."""
 
 import os
+import resource
 import socket
 
 import pytest
@@ -60,6 +61,21 @@ def test_garbage_is_recognised(ends, sent, opened):
     socket.send_fds(rank, [sent], [opened()] if opened else [])
     with pytest.raises(Garbled):
         channel.received(controller)
+
+
+@pytest.mark.parametrize("left", [0, 1])  # one is for the memory, another one to read it
+def test_who_has_no_descriptor_left_blames_no_rank(ends, left):
+    controller, rank = ends
+    Message(LARGE).send(rank)
+    usual, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.open("/", os.O_RDONLY) for _ in range(100)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1 + left, usual[1]))  # as many are open, and none between
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            channel.received(controller)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        for each in taken:
+            os.close(each)
 
 
 def test_nobody_waits_for_a_rank_that_reads_nothing_or_is_gone(ends):

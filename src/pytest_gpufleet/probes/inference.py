@@ -22,9 +22,9 @@ from pytest_gpufleet.model.place import WORLD
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute.corruption import kind
 from pytest_gpufleet.probes.timing import agree, captured, everyones, seconds
-from pytest_gpufleet.probes.training import loop
+from pytest_gpufleet.probes.training import loop, transformer
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated, transformer
+from pytest_gpufleet.probes.training.transformer import NORM_EPSILON, SHAPES, Block, Shape, rotary, rotated
 from pytest_gpufleet.world.world import Rank
 
 # `sequence`: tokens that the cache has room for.
@@ -59,7 +59,7 @@ class Decoder:
             return (weight[part] if rows else weight[:, part]).to(dtype).contiguous()
 
         with torch.no_grad():
-            made = transformer(shape, "fp32", rank.device)
+            made = transformer.transformer(shape, "fp32", rank.device)
             self.layers: list[tuple[Tensor, ...]] = []
             for block in made.blocks:
                 assert isinstance(block, Block)
@@ -134,6 +134,12 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, NORM_EPSILON)
 
 
+def _needed(shape: Shape) -> int:
+    """Bytes of GPU memory: of weights in fp32 and 16 bits, while it is made, or of the latter and the largest cache."""
+    weights = 2 * (shape.multiplied + shape.width * shape.vocabulary)
+    return weights + max(2 * weights, 4 * shape.layers * max(BATCHES["cuda"]) * shape.sequence * shape.width)
+
+
 @loop.returns_memory()
 def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
     """Tokens/s of decoding at batch 1 and a larger one, in bf16. Each GPU has a model of its own, or `together` all
@@ -142,6 +148,8 @@ def decode(rank: Rank, together: bool) -> tuple[list[Reading], str]:
     recipe, dtype = RECIPES[rank.device.type]
     if together and rank.size > shape.heads:
         not_applicable(f"the model has {shape.heads} heads, fewer than there are ranks")
+    if _needed(shape) > transformer.room(rank):
+        transformer.too_large(model, _needed(shape))
     readings, trouble = [], []
     with rank.phase(f"decoding, {'tensor parallel' if together else 'each alone'}"):
         decoder = Decoder(rank, shape, dtype, together)

@@ -50,7 +50,7 @@ def sweep(rank: Rank, figure: Callable[..., Reading], name: str, sizes: Sequence
 
 def fitting(world: World, name: str, sizes: Iterable[Size[int]]) -> list[int]:
     """Those of the sizes of which the buffers fit into the memory of every GPU."""
-    memory = min((gpu.memory_bytes for gpu in world.gpus), default=math.inf)
+    memory = min((gpu.memory_bytes for gpu in world.gpus if gpu.memory_bytes), default=math.inf)
     on_ranks = (size.on(world) for size in sizes)
     return [nbytes for nbytes in on_ranks if COLLECTIVES[name].held(nbytes, world.size) <= FILLED * memory]
 

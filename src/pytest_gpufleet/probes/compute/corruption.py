@@ -27,6 +27,7 @@ from pytest_gpufleet.probes.timing import Mark, between, current_stream, mark
 from pytest_gpufleet.world.world import Rank, World
 
 ELEMENT = "row {}, column {}"
+BLOCK = 512  # rows and columns of what is computed on the CPU to compare with
 NEAR = 0.02  # of the usual SM clock: the power controller of a healthy GPU swings by as much
 ROUND = 4  # matmuls of the same operands, after which one answer is waited for
 # A round's operands are windows of two fixed arrays of random numbers, which costs nothing: to draw them anew takes a
@@ -41,16 +42,21 @@ NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if 
 
 
 def exact_matmul(rank: Rank, precision: str) -> str:
-    """Which elements of a matmul of -1, 0 and 1 are wrong, whose product every precision holds exactly."""
+    """Which elements of a matmul of -1, 0 and 1 are wrong, whose product every precision holds exactly. The result is
+    as large as where rates are measured, so that every multiprocessor has tiles of it; its blocks repeat."""
     rate.must_have(precision, rank.device)
-    generator = torch.Generator().manual_seed(0)
+    m, n, _ = rate.shape_on(rank.device, precision)
+    generator, dtype = torch.Generator().manual_seed(0), rate.PRECISIONS[precision].dtype
     # Sums of 256 terms: bf16 holds whole numbers up to 256.
-    a, b = (torch.randint(-1, 2, (512, 256), generator=generator).double() for _ in range(2))
-    expected = a @ b.t()
-    on_device = [matrix.to(rank.device, torch.float32).to(rate.PRECISIONS[precision].dtype) for matrix in (a, b)]
+    blocks = [torch.randint(-1, 2, (min(side, BLOCK), 256), generator=generator).float() for side in (m, n)]
+    expected = (blocks[0] @ blocks[1].t()).to(rank.device)
+    down, right = m // len(blocks[0]), n // len(blocks[1])
+    a, b = (
+        block.repeat(count, 1).to(rank.device).to(dtype) for block, count in zip(blocks, (down, right), strict=True)
+    )
     with rank.phase(f"{precision} matmul"), rate.strictly(precision):
-        result = rate.multiplication(precision, on_device[0], on_device[1].t())().cpu().double()
-    return wrong_elements(result, expected, at=ELEMENT)
+        result = rate.multiplication(precision, a, b.t())()
+        return wrong_elements(result, expected.to(result.dtype).repeat(down, right), at=ELEMENT)
 
 
 class Amount(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -183,12 +184,21 @@ def fitting_model(rank: Rank, model: str | None = None) -> tuple[str, int]:
     must_have(RECIPE, rank.device)
     if rank.device.type == "cpu":
         return REHEARSAL, SHAPES[REHEARSAL].batch
-    room = FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory)
+    there = room(rank)
     for name in [model] if model else ["transformer-0.6b", "transformer-0.1b"]:
-        if batch := fitting_batch(SHAPES[name], room):
+        if batch := fitting_batch(SHAPES[name], there):
             return name, batch
-    need = (SHAPES[name].bytes_of_weights + SHAPES[name].bytes_of_a_sequence) / FILLED / GiB
-    return not_applicable(f"{name} takes {need:.0f} GiB of GPU memory")
+    return too_large(name, SHAPES[name].bytes_of_weights + SHAPES[name].bytes_of_a_sequence)
+
+
+def room(rank: Rank) -> float:
+    """Bytes of memory that may be taken of every GPU."""
+    on_gpu = rank.device.type == "cuda"
+    return FILLED * agree(rank, torch.cuda.get_device_properties(rank.device).total_memory) if on_gpu else math.inf
+
+
+def too_large(model: str, nbytes: int) -> NoReturn:
+    not_applicable(f"{model} takes {nbytes / FILLED / GiB:.0f} GiB of GPU memory")
 
 
 def fitting_batch(shape: Shape, room: float) -> int:
@@ -240,6 +250,7 @@ def token_throughput(rank: Rank, method: str = ALONE, model: str | None = None, 
     under = {"model": model, "recipe": RECIPE, "ranks": rank.size if together else 1, **size, "workload": "transformer"}
     alone, under = under | {"ranks": 1, "method": NO_SYNC}, under | ({"method": method} if method else {})
     loop.record_losses(rank, under, course, together=together)
+    loop.must_have_learned(course[0], laps.usual[-1])
 
     def reading(of: list[loop.Lap], at: dict[str, Condition], together: bool) -> Reading:
         tokens = (rank.size if together else 1) * batch * shape.sequence  # of a step

@@ -19,8 +19,10 @@ from torch.nn.parallel import DataParallel
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.metric import GiB, Reading
 from pytest_gpufleet.model.place import WORLD, Where
+from pytest_gpufleet.probes.memory import shares_memory
 from pytest_gpufleet.probes.timing import agree, everyones
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.recipes import USUAL, Plan, Workload, most_images, plan
@@ -186,6 +188,8 @@ def fill_memory(
     """Images/s and the memory in use, by the driver's count, of training for so many seconds with a batch that fills at
     least 95 % of every GPU's memory; and what is wrong with that memory. Once training has begun out of memory is an
     error."""
+    if shares_memory(rank.device):
+        not_applicable("its memory is the host's, of which nobody may take all")
     training = plan(recipe, workload, rank.device, "sweep")
     # Trying algorithms would fail at random with so little memory left.
     with loop.precision(training, benchmark=False):

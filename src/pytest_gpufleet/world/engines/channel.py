@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from contextlib import suppress
+from errno import EMFILE
 from pathlib import Path
 
 PARCEL, MEMORY = b"p", b"m"
@@ -38,10 +39,10 @@ class Message:
 
 def receive(end: socket.socket) -> bytes:
     """On a rank, the next parcel of the controller. EOFError if it has closed its end."""
-    text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 1, 1)
+    text, descriptors, flags, _ = socket.recv_fds(end, INLINE_BYTES + 1, 1)
     if not text:
         raise EOFError
-    return _parcel(text, descriptors)
+    return _parcel(text, descriptors, flags)
 
 
 def offer(end: socket.socket, message: Message) -> None:
@@ -55,13 +56,13 @@ def received(end: socket.socket) -> list[bytes]:
     parcels: list[bytes] = []
     for _ in range(16):  # more than a socket holds, and a peer that never stops sending keeps nobody here
         try:
-            text, descriptors, *_ = socket.recv_fds(end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
+            text, descriptors, flags, _ = socket.recv_fds(end, INLINE_BYTES + 2, 1)  # a longer one shows by a byte
         except BlockingIOError:
             break
         except ConnectionResetError:  # said once, before what the rank sent while it still was there
             continue
         if text:
-            parcels.append(_parcel(text, descriptors))
+            parcels.append(_parcel(text, descriptors, flags))
         elif parcels:
             break  # its end shows the next time
         else:
@@ -69,14 +70,19 @@ def received(end: socket.socket) -> list[bytes]:
     return parcels
 
 
-def _parcel(text: bytes, descriptors: list[int]) -> bytes:
+def _parcel(text: bytes, descriptors: list[int], flags: int) -> bytes:
+    """OSError if this process has no file descriptor left, for which nobody else is to blame."""
     try:
+        if not descriptors and flags & socket.MSG_CTRUNC:
+            raise OSError(EMFILE, os.strerror(EMFILE))
         if text.startswith(PARCEL) and len(text) <= 1 + INLINE_BYTES:
             return text[1:]
         if text != MEMORY or not descriptors or not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
             raise Garbled("it sent what is no message")
         return Path(f"/proc/self/fd/{descriptors[0]}").read_bytes()  # from its beginning, whoever else reads it
     except OSError as error:
+        if error.errno == EMFILE:
+            raise
         raise Garbled(f"it sent a parcel that cannot be read: {error}") from None
     finally:
         for descriptor in descriptors:
