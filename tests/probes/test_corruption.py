@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytest_gpufleet.model.fault import Faults
+from pytest_gpufleet.model.levels import NO_EVENT
 from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute import corruption, rate
@@ -47,7 +48,7 @@ def planting(monkeypatch):
 def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(planting, precision):
     """Of the lowest bit of one element of one matmul."""
     work, rounds, chance = Matmuls(CPU, precision), 6, random.Random(0)
-    rarely = corruption.NO_EVENT / (rounds * ROUND)
+    rarely = NO_EVENT / (rounds * ROUND)
 
     def spoil(bits):
         if chance.random() < rarely:

@@ -2,12 +2,17 @@
 
 import json
 import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_gpufleet.cli import main
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.plugin.options import _obstacles
 from pytest_gpufleet.plugin.supervision import STUCK
+from pytest_gpufleet.run import lifetime
+from pytest_gpufleet.run.run import Run
 from pytest_gpufleet.run.settings import Options
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import DEADLINE
@@ -161,11 +166,16 @@ def test_a_signal_is_for_the_run(controller, tmp_path, number):
         assert read(folder / "evidence.jsonl").broken != DEADLINE
 
 
-@pytest.mark.parametrize(("asked", "told"), [
-    ({"deadline": 30.0}, "too short to start and to write a report: give 60s or more"),
-    ({"deadline": 7200.0, "burn_in": 7200.0}, "a burn-in of 7200 s does not fit into --fleet-deadline 7200s"),
-    ({"deadline": 600.0, "level": "burnin"}, "a burn-in of 900 s does not fit"),
-])  # fmt: skip
-def test_a_deadline_that_cannot_be_kept_is_refused_before_anything_starts(asked, told):
-    obstacle = next(filter(None, _obstacles(Options(gpus=8, **asked))))
-    assert told in obstacle
+def test_a_deadline_that_is_too_short_is_refused_before_anything_starts():
+    obstacle = next(filter(None, _obstacles(Options(gpus=8, deadline=30.0))))
+    assert "too short to start and to write a report: give 60s or more" in obstacle
+
+
+@pytest.mark.parametrize(("seconds", "fits"), [(7200.0, False), (7160.0, False), (7130.0, True)])
+@pytest.mark.parametrize(("level", "asked"), [("burnin", "burn_in"), ("standard", "burn_in"), ("burnin", "bound")])
+def test_a_burn_in_that_takes_longer_than_the_deadline_is_refused(seconds, fits, level, asked):
+    """Of what 8 GPUs compute in 60 % of the time a bound is a third."""
+    run = Run(Options(deadline=7200.0, level=level, **{asked: seconds if asked == "burn_in" else seconds * 4.8 / 3}))
+    run.own_machine = SimpleNamespace(rehearsal_ranks=0, size=8)
+    with nullcontext() if fits or level == "standard" else pytest.raises(Refused, match="does not fit"):
+        lifetime.check_deadline(run)

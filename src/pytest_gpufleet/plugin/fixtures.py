@@ -150,13 +150,8 @@ def burn_in(request: pytest.FixtureRequest) -> Callable[[World], list[Measuremen
     """burn_in(world) keeps all ranks under full load for as long as --fleet-burn-in and --fleet-corruption-bound say.
     It gives its measurements. A wrong bit, or health of a GPU that gets worse, ends it with an error."""
     run = request.config.stash[RUN]
-    bound = run.options.bound or 0.0
-
-    def burn_in(world: World) -> list[Measurement]:
-        seconds = max(run.burn_in_seconds, endurance.seconds_of(world, bound))
-        return endurance.burn_in(world, seconds, _after_turn(request.node, seconds), bound)
-
-    return burn_in
+    seconds, bound = run.burn_in_seconds, run.options.bound or 0.0
+    return lambda world: endurance.burn_in(world, seconds, _after_turn(request.node, seconds), bound)
 
 
 @pytest.fixture

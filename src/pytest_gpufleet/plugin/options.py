@@ -14,7 +14,6 @@ import pytest
 
 from pytest_gpufleet.model.conditions import CONDITIONS, RESNETS
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.model.levels import BURN_IN_SECONDS
 from pytest_gpufleet.plugin import compat
 from pytest_gpufleet.redaction import clean
 from pytest_gpufleet.run import settings
@@ -186,17 +185,8 @@ def _obstacles(options: Options) -> Iterator[str]:
     tests_a_drive = options.disk_folder is not None and options.level == "burnin" and options.nodes is None
     if tests_a_drive and ONE_OF_MANY not in os.environ and not os.path.isdir(str(options.disk_folder)):
         yield f"--fleet-disk-folder: {options.disk_folder} is no folder: make it, or name another"
-    if options.deadline is None:
-        return
-    deadline, least = options.deadline, settings.SHORTEST_DEADLINE_SECONDS
-    if deadline < least:
+    if (deadline := options.deadline) is not None and deadline < (least := settings.SHORTEST_DEADLINE_SECONDS):
         yield f"--fleet-deadline {deadline:g}s is too short to start and to write a report: give {least:g}s or more"
-    burning = options.burn_in or (BURN_IN_SECONDS if options.level == "burnin" and not options.rehearse else 0)
-    if burning + least > deadline:
-        yield (
-            f"a burn-in of {burning:g} s does not fit into --fleet-deadline {deadline:g}s, of which {least:g} s are "
-            "for start and report"
-        )
 
 
 def _read(config: pytest.Config, option: Option, text: str) -> Any:

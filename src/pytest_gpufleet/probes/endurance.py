@@ -15,6 +15,7 @@ import torch
 from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import WARMED_THROUGH, Condition
 from pytest_gpufleet.model.fault import expect_none
+from pytest_gpufleet.model.levels import MATMULS, NO_EVENT
 from pytest_gpufleet.model.metric import GpuState, Measurement
 from pytest_gpufleet.model.place import WORLD, Where
 from pytest_gpufleet.probes import memory
@@ -48,11 +49,6 @@ class Turn(NamedTuple):
     compared: corruption.Compared | None = None  # of matmuls
 
 
-def seconds_of(world: World, bound: float) -> float:
-    """About how long a burn-in takes until corruption of matmuls is rarer than once in `bound` seconds of a GPU."""
-    return corruption.NO_EVENT * bound / (world.size * LOADS["matrix products"][0])
-
-
 def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 0.0) -> list[Measurement]:
     """Load all ranks for `seconds`, and until as much was compared as `bound` needs: the rates of matmuls, and how well
     rates were kept. It ends if `after_turn` raises, and by Faults as soon as a result is wrong."""
@@ -62,7 +58,7 @@ def burn_in(world: World, seconds: float, after_turn: AfterTurn, bound: float = 
     every: list[corruption.Compared] = []
     began = time.monotonic()
     for name, (share, code, _) in itertools.cycle(LOADS.items()):
-        enough = sum(each.seconds for each in every) >= corruption.NO_EVENT * bound
+        enough = sum(each.seconds for each in every) >= NO_EVENT * bound
         if (spent := time.monotonic() - began) >= seconds and len(turns["training"]) >= 2 and enough:
             break
         cold[name] += spent < min(WARM_THROUGH_SECONDS, seconds / 3)
@@ -147,7 +143,7 @@ def _training(rank: Rank, seconds: float, *_: object) -> Turn:
 # By name its share of the time, the fault that its trouble is, and what loads a rank for so many seconds in its turn of
 # this number. Matmuls on the tensor cores draw the most power.
 LOADS: dict[str, tuple[float, str, Callable[[Rank, float, int, Watch], Turn]]] = {
-    "matrix products": (0.6, "matmul_nondeterministic", _matmuls),
+    "matrix products": (MATMULS, "matmul_nondeterministic", _matmuls),
     "all_reduce": (
         0.1, "collective_wrong",
         lambda rank, seconds, *_: Turn(trouble=stays_exact(rank, seconds).trouble if rank.size > 1 else ""),

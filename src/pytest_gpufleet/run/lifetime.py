@@ -31,7 +31,7 @@ from pytest_gpufleet.redaction import aliased, command, with_aliases
 from pytest_gpufleet.run import integrity, resume, summary
 from pytest_gpufleet.run.folder import SUMMARY, Evidence, RunFolder, prune
 from pytest_gpufleet.run.run import Run
-from pytest_gpufleet.run.settings import naming
+from pytest_gpufleet.run.settings import SHORTEST_DEADLINE_SECONDS, naming
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.basis import as_given
@@ -92,6 +92,16 @@ def check_room(folder: Path) -> None:
             ) from None
 
 
+def check_deadline(run: Run) -> None:
+    """Refused if the burn-in would not be over by then."""
+    seconds, deadline, least = run.burn_in_seconds, run.options.deadline, SHORTEST_DEADLINE_SECONDS
+    if run.options.level == "burnin" and deadline is not None and seconds + least > deadline:
+        raise Refused(
+            f"a burn-in of {seconds:g} s (--fleet-burn-in, --fleet-corruption-bound) does not fit into "
+            f"--fleet-deadline {deadline:g}s, of which {least:g} s are for start and report"
+        )
+
+
 def check_copy(option: str, path: Path, make_folder: bool = True) -> None:
     """Refused if what an option asks for could not be put in its place when the run is over."""
     try:
@@ -126,6 +136,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
     before = integrity.check(RunFolder(back), nodes=False).record if (back := run.options.returns) else None
     if before:
         run.options = replace(run.options, level=before.run.level, burn_in=before.run.burn_in_seconds or None)
+    check_deadline(run)
     order = events.OrderGiven(order=run.order) if run.order else None
     limits, required = None, None
     if run.options.requirements:

@@ -17,6 +17,7 @@ from pytest_gpufleet.machine import processors
 from pytest_gpufleet.machine.gpu_facts import consumer
 from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.conditions import ONE_WINDOW, Condition
+from pytest_gpufleet.model.levels import NO_EVENT
 from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
 from pytest_gpufleet.model.place import WORLD, Gpu, Where, grouped
 from pytest_gpufleet.probes.collectives.exactness import Kept, stays_exact
@@ -38,7 +39,6 @@ STEPS = {"cuda": 4096, "cpu": 64}
 # elsewhere keeps all sums), and the sums with odd random factors. One wrong bit always changes the hash. On two
 # H100 that takes 1 to 3 % of the rate, of fp32 nothing (2026-11-28).
 DISTANCE = 4099
-NO_EVENT = -math.log(1 - 0.95)  # events are rarer than 3.0 in n, with 95 %, if none came in n (the rule of three)
 
 
 def exact_matmul(rank: Rank, precision: str) -> str:
