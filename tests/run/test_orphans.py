@@ -180,6 +180,15 @@ def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_
     assert text.index("--fleet-resume") < text.index(f"! Interrupted: {what} !")
 
 
+def test_a_signal_before_the_first_test_is_collected_leaves_a_report_too(controller, tmp_path):
+    start = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionstart(): os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "conftest.py").write_text(f"import os, pytest, signal\n{start}")
+    assert controller("def test_it(): pass").wait(60) == 2, (tmp_path / "log").read_text()
+    (folder,) = tmp_path.glob("out/*")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert read(folder / "evidence.jsonl").broken == "the run was interrupted"
+
+
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 0), ("SIGTERM", -signal.SIGTERM)])
 def test_a_signal_while_the_report_of_a_whole_run_is_written_does_not_take_it_away(controller, tmp_path, name, status):
     (tmp_path / "conftest.py").write_text(AGAIN.replace("SIGNAL", name))

@@ -85,6 +85,7 @@ class Run:
         self.exited = ""  # by pytest.exit(), and why
         self.exit_status: int | None = None  # that of the verdict
         self.unwritten: list[str] = []  # files that could not be written in the end, and why
+        self.beginning = ExitStack()  # until it is closed a signal waits: pytest would end without a report
         self.open_things = ExitStack()  # closed before the evidence
         self.last_things = ExitStack()  # closed after it
         if options.alias:
@@ -137,6 +138,7 @@ class Run:
     def watch(self, hear: Callable[[Sample], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: a thread of its own calls `hear(sample)`."""
         self.last_things.enter_context(self.interruption.heed())
+        self.beginning.enter_context(self.interruption.deferred())
         if (guard := self.health) is None:
             return
 
