@@ -8,7 +8,6 @@ import sys
 import tarfile
 import zipfile
 from html import unescape
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,9 @@ from pytest_gpufleet.report import hosts as hosts_page, several_runs
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.judgement import read
+from tests.conftest import ROOT
 from tests.report.test_languages import LATER, unlike_each_other
 
-ROOT = Path(__file__).parents[1]
 NAMES = ("node-", "run ", "ResNet-50")  # that stay
 
 

@@ -6,7 +6,6 @@ import re
 import socket
 import time
 import timeit
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as some
@@ -15,11 +14,9 @@ from pytest_gpufleet import cli
 from pytest_gpufleet.redaction import ALIAS_KEY, aliased, command, redacted, throughout, use_aliases
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.judgement import read
-from tests import conftest
-from tests.conftest import REPORTS
+from tests.conftest import EVIDENCE, RECORDED, REPORTS
 from tests.run.test_resume import interrupted
 
-RECORDED = Path(__file__).parent / "recorded"
 LONG = "s3k'ret/long+value==\\"  # as it stands in the environment
 BEGIN, END = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
 LINE = "MIIEowIBAAKCAQEAs3k" + "s3k/" * 11
@@ -92,7 +89,7 @@ def test_what_only_looks_like_a_secret_stays(text):
 
 
 def test_no_word_and_no_number_of_recorded_runs_is_taken_for_a_secret():
-    for path in sorted(RECORDED.glob("h200x4-[an]*/evidence.jsonl")):
+    for path in sorted(EVIDENCE.glob("h200x4-[an]*/evidence.jsonl")):
         lines = path.read_text(encoding="utf-8").splitlines()
         events = [event for event in map(json.loads, lines) if event["event"] != "telemetry"]
         assert throughout(events) == events
@@ -296,7 +293,7 @@ def test_fails():
 
 
 def test_a_run_with_aliases_can_be_published_verified_and_resumed(run_pytest):
-    files, options = {"test_x.py": CHECK}, ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *conftest.RECORDED)
+    files, options = {"test_x.py": CHECK}, ("--gpus=4", f"--fleet-dir={REPORTS}", "--fleet-alias", *RECORDED)
     (folder,) = run_pytest(*options, files=files).folders
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert len(texts) == 5

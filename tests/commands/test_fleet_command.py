@@ -15,13 +15,9 @@ from tests import runs
 
 
 @pytest.fixture
-def limits(tmp_path):
-    return runs.written(tmp_path / "contract.toml", runs.contract(solo_train_throughput=5000.0))
-
-
-@pytest.fixture
-def reports(tmp_path, limits):
+def reports(tmp_path):
     """The folders of four healthy hosts, node1 to node4."""
+    limits = runs.written(tmp_path / "contract.toml", runs.contract(solo_train_throughput=5000.0))
     for number in range(1, 5):
         runs.record(tmp_path / "reports" / f"node{number}-x", f"node{number}", limits=limits)
     return tmp_path / "reports"
@@ -73,29 +69,6 @@ def test_a_tampered_figure(fleet, reports, value, why):
     status, document = fleet()
     assert (status, kinds(document)) == (10, [("unusable", ["node2"]), ("missing", ["node2"])])
     assert why in document["unusable"][0]["why"]
-
-
-def test_what_is_found_among_hosts_is_reported_with_their_names(fleet, reports, limits):
-    """GPUs meet their limit (5,000) and are like those beside them, in two runs; node3 ran again, and node5 has another
-    driver."""
-    shutil.rmtree(reports / "node2-x")
-    values = dict(zip((f"solo_train_throughput {gpu}" for gpu in runs.GPUS), (5500, 5400, 5420, 5510), strict=True))
-    runs.record(reports / "node2-x", "node2", limits=limits, values=values)
-    assert [each["host"] for each in fleet()[1]["odd_hosts"]] == ["node2"]
-    runs.record(reports / "node2-y", "node2", limits=limits, values=values, utc="2026-11-21T09:40:06+00:00")
-    runs.record(reports / "node3-y", "node3", limits=limits, utc="2026-11-21T09:40:06+00:00")
-    runs.record(reports / "node5", "node5", limits=limits, machine=runs.topology("node5", driver="570.86.15"))
-    status, document = fleet()
-    assert (status, document["verdict"], document["hosts"][1]["verdict"]) == (1, "REJECTED", "ACCEPTED")
-    (slower,) = document["slower_than_peers"]
-    assert (slower["host"], slower["everywhere"], len(slower["values"])) == ("node2", True, 4)
-    assert document["hosts"][2]["folder"] == str(reports / "node3-y")
-    (unlike,) = document["differences"]
-    assert unlike == {
-        "fact": "driver", "usual": "580.159.04", "others": {"570.86.15": ["node5"]}, "code": "host_unlike_others",
-    }  # fmt: skip
-    faults = {(fault["name"], *fault["hosts"], fault["action"]) for fault in document["faults"]}
-    assert ("host_unlike_others", "node5", "CONFIG") in faults
 
 
 def test_the_page_is_written_once_and_the_terminal_names_verdict_and_hosts(fleet, reports, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,11 +13,11 @@ from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.safe_files import sha256
 from tests import clusters, runs
 from tests.clusters import NODES_CHECK, Ends, cluster
+from tests.conftest import EVIDENCE
 from tests.edited_evidence import edit, seal
 from tests.runs import ALONE
 
-RECORDED = Path(__file__).parents[1] / "recorded"
-ACCEPTED, REJECTED = RECORDED / "h200x4-a", RECORDED / "h200x4-neighbour"
+ACCEPTED, REJECTED = EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-neighbour"
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.judgement import read
 from tests import runs
+from tests.conftest import EVIDENCE, ROOT
 
-RECORDED = sorted(path.parent for path in (Path(__file__).parents[1] / "recorded").glob("*/evidence.jsonl"))
-NEIGHBOUR = Path(__file__).parents[1] / "recorded" / "h200x4-neighbour"
+RECORDED = sorted(path.parent for path in EVIDENCE.glob("*/evidence.jsonl"))
+NEIGHBOUR = EVIDENCE / "h200x4-neighbour"
 SCHEMA = json.loads(summary.schema())
 
 
@@ -90,9 +91,10 @@ def test_the_summary_is_as_its_schema_says(tmp_path, values, failed):
     assert document["gpus"][3]["serial"] == "node7-S3"
 
 
-def test_the_schema_of_the_summary_is_printed_and_takes_nothing_else(rehearsed):
-    command = [sys.executable, "-m", "pytest_gpufleet.run.summary"]
-    assert json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) == SCHEMA
+def test_the_schema_of_the_summary_is_printed_and_in_the_repository_and_takes_nothing_else(rehearsed):
+    command, printed = "python -m pytest_gpufleet.run.summary", subprocess.PIPE
+    shown = subprocess.run([sys.executable, *command.split()[1:]], stdout=printed, check=True, text=True).stdout
+    assert (ROOT / "docs/summary.schema.json").read_text() == shown, f"{command} > docs/summary.schema.json"
     document = json.loads((rehearsed.folders[0] / "summary.json").read_text())
     jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
     assert document["exit_status"] == rehearsed.status == 0

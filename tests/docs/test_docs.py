@@ -19,9 +19,9 @@ from pytest_gpufleet.model.metric import Measurement, MiB
 from pytest_gpufleet.plugin import options
 from pytest_gpufleet.run.settings import OPTIONS
 from pytest_gpufleet.verdict.profile import for_gpu
+from tests.conftest import ACCEPTANCE, ROOT
 
-ROOT = Path(__file__).parents[2]
-ACCEPTANCE, SOURCES, DOCS = ROOT / "acceptance", ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
+SOURCES, DOCS = ROOT / "src" / "pytest_gpufleet", ROOT / "docs"
 PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted(DOCS.rglob("*.md")))
 
 

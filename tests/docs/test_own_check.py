@@ -4,16 +4,14 @@ tested is what a reader copies."""
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import judgement, profile
 from tests import runs
-from tests.conftest import REPORTS
+from tests.conftest import REPORTS, ROOT
 
-ROOT = Path(__file__).parents[2]
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/checks-of-your-own.md"))
 # A block of code and the file that the text before it names.
 EXAMPLE = re.compile(r"`([\w/]+\.(?:py|toml))`(?:(?!```|`[\w/]+\.\w+`).)*?```\w+\n(.*?)```", re.DOTALL)

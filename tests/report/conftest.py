@@ -1,38 +1,37 @@
-"""Records of runs as they come out of evidence.jsonl: each is written event by event and folded again."""
+"""Records of runs: recorded ones, as they are and with faults planted, and others made of events."""
 
 from copy import deepcopy
-from dataclasses import asdict, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import codec, events
 from pytest_gpufleet.model.events import Check, RunHeader
-from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.metric import Measurement, MiB, Sample
-from pytest_gpufleet.model.place import GpuTopology
+from pytest_gpufleet.model.fault import Fault
+from pytest_gpufleet.model.metric import Sample
+from pytest_gpufleet.model.place import WORLD, GpuTopology, gpu
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.report.page import page as html_of
-from pytest_gpufleet.run.folder import Evidence
-from pytest_gpufleet.verdict.verdict import conclude
+from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
+from pytest_gpufleet.verdict.judgement import read
+from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
-from tests.report import standard_run
+from tests.conftest import EVIDENCE
+from tests.fleets import healthy
 from tests.report.page import Page
-from tests.report.standard_run import SUITE
 
-BANDWIDTH = "acceptance/test_6_collectives.py::test_bus_bandwidth"
-TRAINING = "acceptance/test_8_resnet50.py::test_each_gpu_alone"
+BANDWIDTH, TRAINING = "test_6_collectives.py::test_bus_bandwidth", "test_8_resnet50.py::test_each_gpu_alone"
 RUN = {
     "host": "node17.example", "utc": "2026-11-20T09:14:03Z", "level": "standard", "gpus": "8", "rehearsal": False,
     "command": "pytest acceptance/ --gpus 8", "profile": "H200", "python": "3.12.9", "pytest": "9.2.0",
     "command_line": {"start": "pytest", "arguments": "acceptance/ --gpus 8", "suite": "acceptance/"},
-    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "plugin": SUITE.version,
+    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
 }  # fmt: skip
-H200X8 = runs.topology(
-    "node17", runs.H200, gpus=8, memory_bytes=150754820096, board_part_number="692-2G520-0282-000",
-    compute_capability=[9, 0], power_limit_watts=700.0,
-)  # fmt: skip
+H200X8 = runs.topology("node17", runs.H200, gpus=8, compute_capability=[9, 0])
+SAMPLE = Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8)
 
 
 def passed(*ids):
@@ -44,124 +43,120 @@ NAMES = ("1_inventory.py::test_count", "1_inventory.py::test_same_model", "2_hea
 INVENTORY = passed(*(f"acceptance/test_{name}" for name in NAMES))
 
 
-@pytest.fixture
-def record_of(tmp_path):
-    return lambda **run: written(tmp_path, **run)
-
-
-SAMPLE = Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8)
-
-
-def written(
-    folder, run=RUN, topology=H200X8, findings=(), checks=(), faults=(), unfinished=(), deselected=(), verdict=None,
-    reasons=(), telemetry=(SAMPLE,)
+def record_of(
+    run=RUN, topology=H200X8, findings=(), checks=(), faults=(), deselected=(), verdict=None, reasons=(),
+    telemetry=(SAMPLE,),
 ):  # fmt: skip
-    (folder / "evidence.jsonl").unlink(missing_ok=True)
-    evidence = Evidence(folder / "evidence.jsonl")
-    for event in (
-        RunHeader(**run),
-        events.SuiteSeen(manifest=SUITE),
+    return Record.of(
+        codec.typed(run, RunHeader),
+        events.SuiteSeen(manifest=shipped()),
         events.TopologyFound(nodes=[topology]),
-        *(events.CheckStarted(check=each) for each in (*(check.id for check in checks), *unfinished)),
+        *(events.CheckStarted(check=check.id) for check in checks),
         *(events.Judged(finding=finding) for finding in findings),
         *(events.FaultFound(fault=fault) for fault in faults),
-        *(events.CheckFinished(check=asdict(check)) for check in checks),
+        *(events.CheckFinished(check=check) for check in checks),
         *(events.Telemetry(sample=sample) for sample in telemetry),
         *([events.Deselected(checks=list(deselected))] if deselected else []),
         *([events.Verdict(verdict=verdict, reasons=list(reasons))] if verdict else []),
-    ):
-        evidence.add(event)
-    evidence.close()
-    return evidence.record
-
-
-def rehearsal_record(folder):
-    conditions = {"dtype": "float32", "ranks": 2}
-    figures = (
-        Measurement("busbw", {"world": 1.234 * step}, {"collective": name, "bytes": step * MiB, **conditions})
-        for name in ("all_reduce", "all_gather")
-        for step in (1, 4, 16)
     )
-    why = "a rehearsal on CPU ranks is not judged"
-    findings = [Finding(BANDWIDTH, each, "not judged", reason=why) for each in figures]
-    ecc_check = "acceptance/test_2_health.py::test_no_ecc_errors"
-    ecc = Check(ecc_check, "not applicable", 0.0, "No ECC errors", "", "there is no GPU")
-    run = {**RUN, "rehearsal": True, "gpus": "auto", "profile": None, "environment": {}}
-    return written(
-        folder, run, GpuTopology(torch="2.13.0+cpu"), findings, [*passed(BANDWIDTH, TRAINING), ecc],
-        verdict="REHEARSAL", reasons=["Rehearsed on 2 CPU ranks: every check that can run without a GPU passed."],
-    )  # fmt: skip
 
 
-def incomplete_record(folder):
+def accepted_record():
+    """Two H200 at level standard."""
+    return read(EVIDENCE / "h200x2-g" / "evidence.jsonl")
+
+
+def figures_not_judged(why, *collectives):
+    """Bus bandwidth of that run, not judged for these collectives, or for all."""
+    unjudged = {"state": "not judged", "limit": None, "reason": why}
+    return [
+        replace(each, **unjudged if each.measurement.conditions["collective"] in collectives or not collectives else {})
+        for each in accepted_record().findings
+        if each.check.startswith(BANDWIDTH)
+    ]
+
+
+def rehearsal_record():
+    ecc = Check("test_2_health.py::test_no_ecc_errors", "not applicable", 0.0, "No ECC errors", "", "there is no GPU")
+    return record_of(
+        {**RUN, "rehearsal": True, "gpus": "auto", "profile": None, "environment": {}},
+        GpuTopology(torch="2.13.0+cpu"),
+        figures_not_judged("a rehearsal on CPU ranks is not judged"),
+        [*passed(BANDWIDTH, TRAINING), ecc],
+        verdict="REHEARSAL",
+        reasons=["Rehearsed on 2 CPU ranks: every check that can run without a GPU passed."],
+    )
+
+
+def incomplete_record():
     """Bus bandwidth alone, of two collectives without a limit."""
-    reason = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
-    unjudged = {"state": "not judged", "limit": None, "reason": reason}
-    largest = {"metric": "busbw", "bytes": standard_run.SIZES[-1]}
-    found = []
-    for each in standard_run.measured(H200X8, {}).findings:
-        conditions = each.measurement.conditions
-        if {"metric": each.measurement.metric, "bytes": conditions.get("bytes")} == largest:
-            changed = unjudged if conditions["collective"] in ("gather", "scatter") else {}
-            found.append(replace(each, check=BANDWIDTH, **changed))
-    return written(
-        folder, findings=found, checks=[*INVENTORY, *passed(BANDWIDTH)], deselected=[TRAINING], verdict="INCOMPLETE",
-        unfinished=["acceptance/test_9_endurance.py::test_nvlinks_stayed_clean"],
+    why = "profile H200 has no limit for these conditions: calibrate on a known-good machine"
+    record = record_of(
+        findings=figures_not_judged(why, "gather", "scatter"), checks=[*INVENTORY, *passed(BANDWIDTH)],
+        deselected=[TRAINING], verdict="INCOMPLETE",
         reasons=["1 required check was deselected.", "1 required check never finished."],
     )  # fmt: skip
-
-
-def standard_record(folder, bad=False, seconds=30):
-    """A whole run at level standard; with `bad`, GPU 5 is slow and has lost links."""
-    run, failed = standard_run.bad_gpu(H200X8) if bad else (standard_run.measured(H200X8, {}), {})
-    checks = standard_run.checks(run, failed)
-    by_id = {check.id: check for check in checks}
-    record = Record(run=codec.typed(RUN, RunHeader), manifest=SUITE, checks=by_id, findings=run.findings)
-    verdict, reasons = conclude(record)
-    telemetry = standard_run.telemetry(seconds)
-    return written(folder, RUN, H200X8, run.findings, checks, run.faults, (), (), verdict, reasons, telemetry)
-
-
-RECORDS = {
-    "STANDARD": standard_record, "BAD GPU": partial(standard_record, bad=True), "REHEARSAL": rehearsal_record,
-    "INCOMPLETE": incomplete_record,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def recorded(tmp_path_factory):
-
-    @cache
-    def record(name):
-        return RECORDS[name](tmp_path_factory.mktemp("run"))
-
+    record.started.append("acceptance/test_9_endurance.py::test_nvlinks_stayed_clean")
     return record
 
 
+SLOW = {"gemm": 0.87, "pair_bandwidth": 0.54, "busbw": 0.61, "solo_train_throughput": 0.86}
+BAD, NVLINKS = gpu(2), "test_1_inventory.py::test_nvlinks_are_up"
+
+
+def bad_record():
+    """Four H200 of which one is slow, and with it what all do together, and has lost NVLinks."""
+
+    def slowed(finding):
+        of = finding.measurement
+        slow = {at: of.values[at] * SLOW.get(of.metric, 1) for at in of.values if at == WORLD or BAD in at.parts}
+        return replace(finding, measurement=replace(of, values={**of.values, **slow}, samples={}))
+
+    record = healthy("h200x4-a")
+    lost = Fault("nvlink_down", (BAD,), "nvlinks_active is 9, should be 18", check=NVLINKS)
+    what = "every pair with it reaches 212 GB/s, all others 394"
+    slow_links = [
+        Fault("links_slow", (BAD,), what, check=each.check)
+        for each in record.findings
+        if each.measurement.metric in ("pair_bandwidth", "busbw")
+    ]
+    failed = {"outcome": "failed", "failed_by": "other", "message": lost.described(record.topology.identity)}
+    slow = replace(
+        record,
+        checks={**record.checks, NVLINKS: replace(record.checks[NVLINKS], **failed)},
+        findings=[*map(slowed, record.findings)],
+        faults=[lost, *slow_links],
+        telemetry=read(EVIDENCE / "h200x4-a" / "evidence.jsonl").telemetry,
+    )
+    again = judge_again(slow, for_gpu(runs.H200))
+    return replace(again, judged_again="", reasons=again.reasons[1:])
+
+
+RECORDS = {
+    "ACCEPTED": accepted_record, "BAD GPU": bad_record, "REHEARSAL": rehearsal_record, "INCOMPLETE": incomplete_record,
+}  # fmt: skip
+
+
+recorded = cache(lambda name: RECORDS[name]())
+page_of = cache(lambda name: Page(html_of(recorded(name), sha256="5e0" * 21 + "1")))
+
+
 @pytest.fixture(params=RECORDS)
-def every_record(request, recorded):
+def every_record(request):
     return deepcopy(recorded(request.param))
 
 
-@pytest.fixture(scope="session")
-def page_of(recorded):
-    return cache(lambda name: Page(html_of(recorded(name), sha256="5e0" * 21 + "1")))
-
-
 @pytest.fixture(params=RECORDS)
-def every_page(request, page_of):
+def every_page(request):
     return page_of(request.param)
 
 
 def _fixture(name):
     @pytest.fixture
-    def record(recorded):
+    def record():
         return deepcopy(recorded(name))
 
     return record
 
 
-standard = _fixture("STANDARD")
-bad_gpu = _fixture("BAD GPU")
-rehearsal = _fixture("REHEARSAL")
-incomplete = _fixture("INCOMPLETE")
+accepted, bad_gpu, rehearsal, incomplete = map(_fixture, RECORDS)

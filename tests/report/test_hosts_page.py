@@ -51,7 +51,12 @@ def test_each_host_has_a_row_with_what_is_wrong_and_programs_find_the_host_of_ev
     told = document(fleet)
     by_host = {host: [fault for fault in told["faults"] if host in fault["hosts"]] for host in HOSTS}
     assert [host for host, faults in by_host.items() if faults] == ["node-007", "node-012", "node-020"]
-    assert {fault["name"] for fault in by_host["node-020"]} == {"host_unlike_others"}
+    assert {(fault["name"], fault["action"]) for fault in by_host["node-020"]} == {("host_unlike_others", "CONFIG")}
+    (unlike,) = told["differences"]
+    others = {"570.86.15": ("node-020",)}
+    assert unlike == {"fact": "driver", "usual": "580.159.04", "others": others, "code": "host_unlike_others"}
+    everywhere = [each for each in told["slower_than_peers"] if each["everywhere"]]
+    assert {(each["host"], len(each["values"])) for each in everywhere if each["metric"] == "gemm"} == {("node-007", 4)}
     assert [each["host"] for each in told["hosts"]] == [host for host in HOSTS if host != "node-055"]
 
 
@@ -143,8 +148,8 @@ def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report_in_c
     assert len(node_page.seen) < 20_000
 
 
-def test_on_a_phone_nothing_is_cut_off(node_page, standard, bad_gpu, tmp_path):
-    pages = {"nodes": node_page.html, "standard": report(standard, ""), "bad GPU": report(bad_gpu, "")}
+def test_on_a_phone_nothing_is_cut_off(node_page, accepted, bad_gpu, tmp_path):
+    pages = {"nodes": node_page.html, "accepted": report(accepted, ""), "bad GPU": report(bad_gpu, "")}
     for name, each in seen(pages, tmp_path, width=400).items():
         assert not each.sticks_out, name
         assert each.narrowest > 300, name  # text is read in lines, not in letters

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,10 +21,8 @@ from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.report.rendering import STYLESHEET
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.run.run import AT_THE_END
-from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import settled
-from tests.report import standard_run
-from tests.report.conftest import INVENTORY, written
+from tests.report.conftest import INVENTORY, SAMPLE, page_of, record_of
 from tests.report.page import Page
 
 HOSTILE = "<script>alert('x')</script> & \x1b[31mred\x1b[0m \x00 \ud800 \"quoted\""
@@ -61,9 +58,9 @@ def test_every_page_stands_on_its_own_and_serves_a_screen_reader(every_page):
 
 
 @pytest.mark.parametrize("check", ["", AT_THE_END, "acceptance/test_1_inventory.py::test_count"])
-def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_says_what_to_do(tmp_path, check):
+def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_says_what_to_do(check):
     fault = Fault("ecc_uncorrected", (gpu(5),), "1 more", check=check, watched=bool(check))
-    record = settled(written(tmp_path, faults=[fault], checks=INVENTORY), "")
+    record = settled(record_of(faults=[fault], checks=INVENTORY), "")
     assert why(record) == "No check failed, but a fault was found. Named: GPU 5 (serial node17-S5)."
     text = " ".join(line for line, _ in summary_lines(record))
     for part in (fault.kind.message, "GPU-node17-5: 1 more", fault.kind.next_step, "and other faults: 1"):
@@ -73,28 +70,28 @@ def test_a_fault_beside_all_checks_or_in_one_that_passed_is_no_failed_check_and_
     assert page.table("One row a GPU").row("GPU 5")["Inventory" if "::" in check else "Health"] == "✗ failed"
 
 
-def test_cause_stands_before_the_figures_that_missed(page_of, bad_gpu):
+def test_cause_stands_before_the_figures_that_missed(bad_gpu):
     text = page_of("BAD GPU").text
     failed = text[text.index(FAILED) : text.index(FIGURES)]
     cause = "every pair with it reaches 212 GB/s, all others 394"
-    assert failed.index(cause) < failed.index("14 pairs with GPU 5")
+    assert failed.index(cause) < failed.index("6 pairs with GPU 2")
     top = text[: text.index("What this is about")]
-    assert f"GPU 5: {cause}." in top  # in the paragraph that says why; then which checks, and no count of what is well
-    assert "Bus bandwidth of collectives over all GPUs : GPU 5 ... and 2 more" in top
+    assert f"GPU 2: {cause}." in top  # in the paragraph that says why; then which checks, and no count of what is well
+    assert "Bus bandwidth of a collective over all GPUs : GPU 2 ... and 1 more" in top
     assert "within limits" not in top
     nobody = "no single GPU: all pairs are about equally slow"
     bad_gpu.faults = [fault.changed(name="cause_unclear", subjects=(), what=nobody) for fault in bad_gpu.faults]
     assert f" N{nobody[1:]}." in why(bad_gpu)
 
 
-def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_ends(tmp_path):
+def test_programmers_words_are_folded_away_and_a_very_long_message_keeps_its_ends():
     message = "AssertionError: GPU 5 lost `its` link\nassert not ['x']\n\ndef test_x():\n>   assert not wrong"
     check = Check("a.py::b", "failed", 1.0, "Links are up", "Look at `nvidia-smi`.", message)
-    page = Page(html_of(written(tmp_path, checks=[check], verdict="REJECTED")))
+    page = Page(html_of(record_of(checks=[check], verdict="REJECTED")))
     assert page.of("pre") == ["GPU 5 lost `its` link", message, message]  # among all checks too
     assert "nvidia-smi" in page.of("code")
     check = Check("a.py::b", "failed", 1.0, message=f"the first line\n{'x' * 500_000}\nthe last line")
-    html = html_of(written(tmp_path, checks=[check], verdict="REJECTED")).rpartition("fleet-every")[0]
+    html = html_of(record_of(checks=[check], verdict="REJECTED")).rpartition("fleet-every")[0]
     assert len(html) < 100_000
     assert all(words in html for words in ("the first line", "the last line", "characters left out"))
 
@@ -108,74 +105,65 @@ def test_rehearsal_never_looks_accepted(rehearsal):
     assert not [value for value in page.values("class") if "fleet-accepted" in value]
 
 
-# Of one link, as NVLink 5 counts; the second one does not tell of symbols.
-OF_NVLINK_5 = {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]}
-
-
-def health_of(run, index, facts):
-    """What the page says of the health of a GPU of a recorded run, with other facts of it."""
-    record = read((Path(__file__).parents[1] / "recorded") / run / "evidence.jsonl")
-    gpus = [*record.topology.gpus]
-    gpus[index] = replace(gpus[index], facts={**gpus[index].facts, **Gpu(index, facts).facts})
-    page = Page(html_of(replace(record, topology=replace(record.topology, gpus=tuple(gpus)))))
-    return page.table("Health of the GPUs").row(f"GPU {index}")
-
-
-def test_health_of_a_gpu():
-    facts = {
-        "ecc_mode": [1, 1],
+def test_health_of_gpus():
+    """Of the first NVLink 5 counts, and its second link does not tell of symbols."""
+    healthy = Gpu(0, {
+        "ecc_mode": [1, 1], "ecc_uncorrected_volatile": 0, "ecc_uncorrected_aggregate": 2, "pcie_replays": 0,
         "spare_rows": {"max": 3071, "high": 0, "partial": 0, "low": 1, "none": 0},
-        "nvlink_errors": OF_NVLINK_5,
-    }
-    shown = health_of("h200x2-f", 0, facts)
-    assert shown["ECC: now / after the next boot"] == "on / on"
-    assert shown["Banks of memory by spare rows"] == "max 3,071, low 1"
-    assert shown["NVLink errors"] == "receive 3, symbol 4"
-    changed = {
-        "ecc_mode": [1, 0],
-        "remapped_rows": [2, 1, 1, 0],
+        "nvlink_errors": {"receive": [1, 2], "symbol": [4, None], "effective": [None, None]},
+    })  # fmt: skip
+    bad = Gpu(1, {
+        "ecc_mode": [1, 0], "remapped_rows": [2, 1, 1, 0],
         "temperature_limits_c": {"gpu_max": 87, "slowdown": 0, "shutdown": 95, "memory_max": None},
         "pcie_replays": {"unavailable": "NVML: Not Supported", "applicable": False},
         "nvlink_errors": {"unavailable": "NVML: Unknown Error", "applicable": True},
-    }
-    bad = [*health_of("h200x4-neighbour", 2, changed).values()]
-    assert bad[1] == "on / off"
-    assert bad[4:7] == ["2 / 1 / 1 / 0", "not supported", "not readable"]
-    assert bad[7] == "gpu max 87, shutdown 95"  # some drivers give 0 for what they do not know
+    })  # fmt: skip
+    table = machine_section.health([healthy, bad])
+    assert [column.partition(":")[0] for column in table.columns] == [
+        "ECC", "Uncorrectable memory errors", "Rows remapped", "PCIe replays", "Banks of memory by spare rows",
+        "NVLink errors", "Temperature limits, °C",
+    ]  # fmt: skip
+    unknown = "not recorded"
+    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+        ["on / on", "0 / 2", unknown, "0", "max 3,071, low 1", "receive 3, symbol 4", unknown],
+        ["on / off", f"{unknown} / {unknown}", "2 / 1 / 1 / 0", "not supported", unknown, "not readable",
+         "gpu max 87, shutdown 95"],  # some drivers give 0 for a temperature that they do not know
+    ]  # fmt: skip
 
 
-def test_cases_that_do_not_apply_are_told_together_and_gpus_beyond_the_first_three_counted(record_of, bad_gpu):
+def test_cases_that_do_not_apply_are_told_together_and_gpus_beyond_the_first_three_counted(bad_gpu):
     checks = [Check(f"a.py::b[{case}]", "not applicable", 0.0, "All links", message="one GPU") for case in range(21)]
     row = Page(html_of(record_of(checks=checks))).table("Not applicable").row("· not applicable")
     assert row["What"] == "All links (a.py::b) in [0], [1], [2] and 18 more"
-    bad_gpu.checks["a.py::b"] = Check("a.py::b", "failed", 1.0, message="lost links")
-    places = [gpu.place for gpu in bad_gpu.topology.gpus[:3]]
-    bad_gpu.faults += [Fault("nvlink_down", (place,), "lost a link", check="a.py::b") for place in places]
+    for each in bad_gpu.topology.gpus:
+        check = f"a.py::{each.index}"
+        bad_gpu.checks[check] = Check(check, "failed", 1.0, message="lost links")
+        bad_gpu.faults.append(Fault("nvlink_down", (each.place,), "lost a link", check=check))
     bad_gpu.checks["c.py::d"] = Check("c.py::d", "failed", 1.0, message="who knows why")
     assert ", 1 more GPU in some; 1 check names no single GPU." in Page(html_of(bad_gpu)).text
 
 
-def test_customers_limits_are_marked(standard):
-    assert "customer's" not in html_of(standard)
-    standard.findings = [
+def test_customers_limits_are_marked(accepted):
+    assert "customer's" not in html_of(accepted)
+    accepted.findings = [
         replace(each, limit=each.limit and replace(each.limit, given=True, grade="contract"))
-        for each in standard.findings
+        for each in accepted.findings
         if each.measurement.metric == "gemm"
     ]
-    text = Page(html_of(standard)).text
-    assert text.count("contract, customer's") - 1 == sum(each.limit is not None for each in standard.findings)
+    text = Page(html_of(accepted)).text
+    assert text.count("contract, customer's") == 2 * len(accepted.findings)  # beside it, and where it comes from
     assert "contract, customer's limit from h200.toml" in text
 
 
 @pytest.mark.parametrize(
     ("lasted", "said"), [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")]
 )
-def test_a_clock_that_runs_wrong_is_told_in_one_sentence(standard, lasted, said):
-    standard.run = msgspec.structs.replace(standard.run, utc="2026-11-20T09:14:03Z")
-    standard.ended, standard.lasted = "2026-11-20T09:16:35+00:00", lasted
-    sentence = machine_section.clock_error(standard)
+def test_a_clock_that_runs_wrong_is_told_in_one_sentence(accepted, lasted, said):
+    accepted.run = msgspec.structs.replace(accepted.run, utc="2026-11-20T09:14:03Z")
+    accepted.ended, accepted.lasted = "2026-11-20T09:16:35+00:00", lasted
+    sentence = machine_section.clock_error(accepted)
     assert (said in sentence) if said else (sentence == "")
-    assert sentence in machine_section.time_taken(standard)
+    assert sentence in machine_section.time_taken(accepted)
 
 
 @pytest.mark.parametrize("verdict", ["ACCEPTED", "REJECTED", "INCOMPLETE", "SURPRISE"])
@@ -198,7 +186,7 @@ def test_hostile_text_is_shown_not_run(verdict):
     html.encode("utf-8")
 
 
-def test_check_of_somebody_else_has_a_group_of_its_own(record_of):
+def test_check_of_somebody_else_has_a_group_of_its_own():
     fans = Metric("fan_speed", "rpm", "higher", "fan speed")
     measurement = Measurement("fan_speed", {"gpu0": 900.0, "gpu1": 950.0}, {"bytes": MiB}, definition=fans)
     finding = Finding("checks/test_my_fans.py::test_fans", measurement, "for information")
@@ -217,20 +205,22 @@ def test_matplotlib_waits_for_a_report():
 
 
 @pytest.mark.parametrize(("seconds", "drawn"), [(2, False), (16, False), (60, True)])
-def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(record_of, seconds, drawn):
-    assert ('id="fleet-seen"' in html_of(record_of(telemetry=list(standard_run.telemetry(seconds))))) is drawn
+def test_what_the_gpus_did_is_drawn_where_there_is_something_to_see(seconds, drawn):
+    samples = [replace(SAMPLE, time=float(second)) for second in range(seconds)]
+    assert ('id="fleet-seen"' in html_of(record_of(telemetry=samples))) is drawn
 
 
 GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks": "</style><b>bold</b>"}
 
 
 @pytest.fixture
-def noted(standard):
+def noted(accepted):
     node = NodeFound(0, "node7", "ABC123")
-    standard.run = msgspec.structs.replace(standard.run, notes=GIVEN, commit="0123abcd-dirty", nodes=(node,))
-    standard.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
-    standard.ended, standard.lasted = "2026-11-20T09:45:15+00:00", 1872.0
-    return standard
+    more = {"utc": "2026-11-20T09:14:03Z", "notes": GIVEN, "commit": "0123abcd-dirty", "nodes": (node,)}
+    accepted.run = msgspec.structs.replace(accepted.run, **more)
+    accepted.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
+    accepted.ended, accepted.lasted = "2026-11-20T09:45:15+00:00", 1872.0
+    return accepted
 
 
 def test_notes_stand_in_the_head_and_beside_the_signatures(noted):
@@ -280,13 +270,13 @@ def test_what_was_left_out_runs_without_what_left_it_out(incomplete, header, com
 
 
 def test_a_run_that_was_cut_short_goes_on_as_it_was_started_and_figures_without_limits_need_a_calibration(
-    standard, bad_gpu, rehearsal, incomplete
+    accepted, bad_gpu, rehearsal, incomplete
 ):
-    assert commands(standard) == commands(bad_gpu) == commands(rehearsal) == []
-    died = replace(standard, verdict=None)
-    assert commands(died) == [f"{standard.run.command} --fleet-resume FOLDER"]
+    assert commands(accepted) == commands(bad_gpu) == commands(rehearsal) == []
+    died = replace(accepted, verdict=None)
+    assert commands(died) == [f"{accepted.run.command} --fleet-resume FOLDER"]
     shown = [line for line, _ in summary_lines(died, "reports/node 7")]  # where the folder is known
-    assert f"  {standard.run.command} --fleet-resume 'reports/node 7'" in shown
+    assert f"  {accepted.run.command} --fleet-resume 'reports/node 7'" in shown
     died.run = msgspec.structs.replace(died.run, command=ACCEPT.typed(), command_line=ACCEPT)
     assert commands(died) == ["gpufleet accept --gpus 8 -k bandwidth --fleet-resume FOLDER"]
     finding = next(each for each in incomplete.findings if each.limit)
@@ -297,14 +287,14 @@ def test_a_run_that_was_cut_short_goes_on_as_it_was_started_and_figures_without_
     ]
 
 
-def test_every_part_is_in_the_index_and_what_is_settled_is_folded(page_of):
+def test_every_part_is_in_the_index_and_what_is_settled_is_folded():
     index = page_of("BAD GPU").html.partition("<nav")[2].partition("</nav>")[0]
     for anchor in ("fleet-gpus", "fleet-failed", "fleet-group-1", "fleet-open", "fleet-machine", "fleet-signoff"):
         assert f'href="#{anchor}"' in index
     opened, healthy = (
         {re.search(r"<h4[^>]*>([^<]*)<", part)[1]: "<details open>" in part
          for part in page_of(name).html.split('<section class="fleet-group"')[1:]}
-        for name in ("BAD GPU", "STANDARD")
+        for name in ("BAD GPU", "ACCEPTED")
     )  # fmt: skip
     assert (opened["Inventory"], opened["What the GPUs did during the run"]) == (True, False)
     assert {*healthy.values()} == {False}

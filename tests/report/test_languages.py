@@ -5,7 +5,6 @@ import copy
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from string import Formatter
 
 import pytest
@@ -24,7 +23,7 @@ from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.verdict import settled
-from tests.conftest import REPORTS
+from tests.conftest import EVIDENCE, REPORTS
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.runs import topology
 
@@ -65,9 +64,7 @@ def test_places_are_told_with_their_hosts_where_there_are_several(where, hosts, 
     assert wording.place(place_of(where), hosts) == text
 
 
-ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "tests" / "recorded"
-LATER = RECORDED / "h200x4-a" / "evidence.jsonl"
+LATER = EVIDENCE / "h200x4-a" / "evidence.jsonl"
 TEXT, SAID = re.compile(r"<text[^>]*>([^<]*)</text>"), re.compile(r' aria-label="[^"]*"|(?<=>)[^<]*(?=</text>)')
 
 
@@ -96,7 +93,7 @@ def test_what_has_no_translation_is_english_and_sentences_are_joined_as_their_la
 
 @pytest.mark.parametrize("run", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-neighbour"])
 def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run):
-    folder = RunFolder(RECORDED / run)
+    folder = RunFolder(EVIDENCE / run)
     record, digest = folder.record(), folder.digest()
     english, chinese = (report_page.page(record, digest, language=language) for language in ("en", "zh"))
     assert english == report_page.page(record, digest)
@@ -122,7 +119,7 @@ def test_recorded_run_in_both_languages_has_the_same_figures_and_names(run):
 
 @pytest.mark.parametrize("run", ["h200x2-f", "h200x4-a", "h200x4-neighbour"])
 def test_the_end_of_the_terminal_in_chinese_is_80_columns_wide_and_breaks_before_no_punctuation(run):
-    lines = [text for text, _ in within("zh", summary_lines, RunFolder(RECORDED / run).record())]
+    lines = [text for text, _ in within("zh", summary_lines, RunFolder(EVIDENCE / run).record())]
     chinese = [line for line in lines if re.search("[\u4e00-\u9fff]", line)]
     assert len(chinese) > 5
     assert not [line for line in chinese if len(line) + len(re.findall("[\u2e80-\u9fff\uff00-\uffef]", line)) > 80]

@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from pytest_gpufleet.report.page import page
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, kept
+from tests.conftest import EVIDENCE
 from tests.report.page import seen
-
-RECORDED = Path(__file__).parents[1] / "recorded"
 
 # Without quotes, spaces and colons: it fits into a branch name, an attribute, JSON and Python.
 SCRIPT = "document.title=/taken/.source;document.getElementById(/fleet-verdict/.source).textContent=/ACCEPTED/.source"
@@ -96,7 +94,7 @@ def test_no_string_of_evidence_can_change_the_verdict_of_a_page(tmp_path, monkey
 def poisoned(name):
     """A recorded run with a payload behind every text that is not one of our own words."""
     record = Record()
-    for event in map(json.loads, (RECORDED / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
+    for event in map(json.loads, (EVIDENCE / name / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
         record.add(typed(_poisoned(event, {*OUR_WORDS, "name"} if event["event"] == "fault" else OUR_WORDS)))
     return record
 

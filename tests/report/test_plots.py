@@ -22,12 +22,12 @@ def by_caption(drawn):
     return dict(drawn)
 
 
-def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(standard):
-    drawn = by_caption(curves(standard.findings))
-    assert [*drawn][:2] == ["Bus bandwidth against message size", "Latency of a collective against message size"]
+def test_curves_have_a_panel_a_collective_with_limits_and_what_was_published(accepted):
+    drawn = by_caption(curves(accepted.findings))
+    assert {*drawn} == {"Bus bandwidth against message size", "Latency of a collective against message size"}
     bandwidth = drawn["Bus bandwidth against message size"]
     panels = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "sendrecv", "gather", "scatter"}
-    assert panels | {"limit", "published for a healthy machine", "1\u2009MiB", "4\u2009GiB"} <= words_in(bandwidth)
+    assert panels | {"limit", "published for a healthy machine", "4\u2009MiB", "8\u2009GiB"} <= words_in(bandwidth)
     assert "published for a healthy machine" not in words_in(drawn["Latency of a collective against message size"])
 
 
@@ -123,9 +123,9 @@ def test_a_panel_for_each_quantity_with_a_line_for_each_gpu_and_the_files_of_tes
 
 
 def test_a_long_run_stays_small_and_keeps_its_peaks():
-    run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(40_000)]
-    run[12_345] = at_gpu(run[12_345], 5, {"power_watts": 699})
-    run[23_456] = at_gpu(run[23_456], 2, {"power_watts": 88})
+    run = [Sample(START + at, ({"power_watts": 600 + at % 7},) * len(PLACES)) for at in range(10_000)]
+    run[1_234] = at_gpu(run[1_234], 5, {"power_watts": 699})
+    run[6_789] = at_gpu(run[6_789], 2, {"power_watts": 88})
     svg = telemetry(run, PLACES, [])
     assert svg.split('"')[3].endswith(": Power 88 to 699 W")
     assert max(path.count("L") for path in re.findall(r' d="([^"]+)"', svg)) <= 600

@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,9 +19,9 @@ from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
 from tests import runs
+from tests.conftest import EVIDENCE
 from tests.fleets import fleet_of, healthy, host_run
 
-RECORDED = Path(__file__).parent.parent / "recorded"
 MEMORY = Metric("memory_bandwidth", "GB/s", "higher", "memory bandwidth", 0.01)
 BUSBW = METRICS["busbw"]  # no peers: 3 %
 
@@ -201,7 +200,7 @@ def test_noise_is_what_a_straight_line_leaves(histories, sigma, df):
 
 def test_two_runs_of_a_real_machine():
     """Between them another process computed on GPU 2: nothing is worse without it, and GPU 2 is with it."""
-    alone, beside = (read(RECORDED / f"h200x4-{name}" / "evidence.jsonl") for name in ("c", "neighbour"))
+    alone, beside = (read(EVIDENCE / f"h200x4-{name}" / "evidence.jsonl") for name in ("c", "neighbour"))
     healthy = drift({"beside": beside, "alone": alone})
     assert (healthy.compared > 30, healthy.worse, healthy.faults) == (True, (), ())
     later = replace(beside, run=msgspec.structs.replace(beside.run, utc="2026-12-01T00:00:00+00:00"))

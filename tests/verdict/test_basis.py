@@ -231,18 +231,7 @@ def test_facts_that_the_run_was_held_against_are_told_when_its_figures_are_judge
     assert not_applied(again) == []
 
 
-LOWER = """
-name = "Ours"
-extends = "H200"
-[[limit]]
-metric = "busbw"
-min = 10
-unit = "GB/s"
-grade = "contract"
-source = "we think so"
-"""
-
-
+LOWER = f'name = "Ours"\nextends = "H200"\n{runs.limit("busbw", "min", 10, "GB/s")}'
 SPREAD = '[[spread]]\nmetric = "solo_train_throughput"\nwithin = 0.9\nmachines = 9\ngpus = 99\nsource = "nobody"\n'
 # A profile that asks less, one that allows a GPU to be slower than its peers, and one that knows no limits at all.
 BUSBW = ({"busbw world": 200.0}, "bus bandwidth ≥ 35")

@@ -23,12 +23,6 @@ HOSTS = tuple(f"gf{number}" for number in range(10))
 N1, N2 = (Place(number, "node") for number in (1, 2))
 
 
-def test_the_schema_in_the_repository_is_that_of_the_types():
-    assert SCHEMA.read_text() == summary.schema() + "\n", (
-        "python -m pytest_gpufleet.run.summary > docs/summary.schema.json"
-    )
-
-
 @pytest.fixture
 def folder(tmp_path):
     """folder(*faults, ...): of a run on so many healthy nodes, between which these were found."""

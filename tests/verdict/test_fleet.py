@@ -10,6 +10,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import METRICS
 from pytest_gpufleet.model.place import Gpu, Place, gpu
 from pytest_gpufleet.model.record import Record
+from pytest_gpufleet.report.hosts import document
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import basis
 from pytest_gpufleet.verdict.fleet import fleet_peers
@@ -284,6 +285,7 @@ def test_one_family_of_measurements_is_one_witness_and_no_fault():
 
     found = fleet(node_003=host_run("node-003", change=slow_collectives))
     assert {(each.node, each.figure.name) for each in found.odd} == {(2, "busbw")}
+    assert {(each["host"], each["metric"]) for each in document(found)["odd_hosts"]} == {("node-003", "busbw")}
     assert (found.verdict, found.faults, len(found.notes)) == ("ACCEPTED", (), 1)
     assert all(each in found.notes[0] for each in ("node-003", "test_6_collectives.py::test_bus_bandwidth"))
 

@@ -5,7 +5,6 @@ import math
 import runpy
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -18,11 +17,10 @@ from pytest_gpufleet.verdict.judgement import judge, read, tolerances_of
 from pytest_gpufleet.verdict.outliers import MOST_KELVIN, slower_than_peers
 from pytest_gpufleet.verdict.profile import for_gpu, of_every_gpu, shipped
 from tests.boards import BOARDS, H200 as H200_BOARD
-from tests.conftest import ROOT
+from tests.conftest import EVIDENCE, ROOT
 
 H200, H100, B200, B300 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA B300 SXM6 AC"
-RECORDED = Path(__file__).parents[1] / "recorded"
-HEALTHY = sorted({each.parent for each in RECORDED.glob("h200*/evidence.jsonl")} - {RECORDED / "h200x4-neighbour"})
+HEALTHY = sorted({each.parent for each in EVIDENCE.glob("h200*/evidence.jsonl")} - {EVIDENCE / "h200x4-neighbour"})
 
 
 def busbw(nbytes, ranks, nvls, collective="all_reduce"):

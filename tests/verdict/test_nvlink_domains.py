@@ -10,14 +10,15 @@ from pytest_gpufleet.machine.nvlink_domain import Tray, domain_faults, imex_faul
 from pytest_gpufleet.machine.tools import Absent, Unreadable
 from pytest_gpufleet.model.events import Order
 from pytest_gpufleet.model.metric import GiB, Measurement
-from pytest_gpufleet.model.place import ClusterTopology, Domain, Gpu, GpuTopology, Pair, Place, grouped, joined
+from pytest_gpufleet.model.place import ClusterTopology, Domain, Pair, Place, grouped, joined
 from pytest_gpufleet.probes.between_nodes import ROUNDS, meetings, mixed, squares
 from pytest_gpufleet.probes.search.nodes import among_nodes, who_slows_nodes
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.orders import nodes_of_domain
 from pytest_gpufleet.verdict.profile import for_gpu
+from tests import runs
 
-RACKS, TRAYS = 28, 18
+GB200, RACKS, TRAYS = "NVIDIA GB200", 28, 18
 CLIQUE = 32766  # which racks have in common
 
 
@@ -33,18 +34,13 @@ def addresses(rack):
     return tuple(f"10.0.{rack}.{tray}" for tray in range(TRAYS))
 
 
-def gpu(index, rack, **facts):
+def tray(rack, **facts):
     health = {"mask": 0, "clique": CLIQUE, "cluster": cluster_uuid(rack)}
     usual = {
-        "name": "NVIDIA GB200", "compute_capability": [10, 0], "fabric": {"state": 3, "status": 0},
-        "fabric_health": health,
+        "compute_capability": [10, 0], "fabric": {"state": 3, "status": 0}, "fabric_health": health,
+        "nvlink_states": [1] * 18,
     }  # fmt: skip
-    return Gpu(index, {**usual, "nvlink_states": [1] * 18, **facts})
-
-
-def tray(rack, **facts):
-    links = tuple(tuple("X" if a == b else "NV18" for b in range(4)) for a in range(4))
-    return GpuTopology(tuple(gpu(index, rack, **facts) for index in range(4)), links, "nvswitch")
+    return runs.topology(f"rack{rack}", GB200, **{**usual, **facts})
 
 
 def trays(racks=RACKS, **other):
@@ -167,7 +163,6 @@ def test_an_order_says_how_many_nodes_a_domain_has(nodes, size):
 
 
 # ---------------------------------------------------------------- figures between nodes
-GB200 = "NVIDIA GB200"
 INSIDE, ACROSS, RAIL = 811.0, 190.0, 48.0  # GB/s of healthy ones
 DOMAINS = [[*range(rack * TRAYS, (rack + 1) * TRAYS)] for rack in range(RACKS)]
 NODES = [*range(RACKS * TRAYS)]

@@ -3,7 +3,6 @@ fault of 30 % does, and where nothing fair can be said there is none."""
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from pytest_gpufleet.verdict.judgement import judge, judged_by, read
 from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, NoPeak, physical_limit
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from tests.boards import BOARDS, H200
+from tests.conftest import EVIDENCE, ROOT
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
 KINDS = {
@@ -34,7 +34,7 @@ def figure(metric, value=1.0, places=("gpu0",), **under):
 
 def recorded(name):
     """A recorded run, on whose GPUs the facts were read that its version did not know."""
-    record = read((Path(__file__).parents[1] / "recorded") / name / "evidence.jsonl")
+    record = read(EVIDENCE / name / "evidence.jsonl")
     told = H200.gpu().facts
     gpus = tuple(replace(gpu, facts={**told, **gpu.facts}) for gpu in record.topology.gpus)
     return replace(record, topology=replace(record.topology, gpus=gpus))
@@ -249,7 +249,7 @@ def test_two_gpus_with_a_bridge_have_limits_of_collectives_too():
 
 
 def test_the_documentation_has_every_part():
-    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### Theoretical limits")
     section, _, _ = section.partition("### Conditions")
     of, training = peaks, (fraction for fraction, *_ in peaks.TRAINING.values())

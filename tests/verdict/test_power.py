@@ -3,7 +3,6 @@
 import random
 import runpy
 from dataclasses import astuple, replace
-from pathlib import Path
 from statistics import NormalDist, fmean
 
 import pytest
@@ -16,6 +15,7 @@ from pytest_gpufleet.verdict.judgement import comparisons
 from pytest_gpufleet.verdict.noise import REJECTED, Line, Spread, factor
 from pytest_gpufleet.verdict.power import found, rejected, size_found
 from pytest_gpufleet.verdict.profile import for_gpu
+from tests.conftest import ROOT
 from tests.recorded.test_recorded import HERE, RUNS
 
 H200 = for_gpu("NVIDIA H200")
@@ -55,7 +55,7 @@ def test_a_spread_of_few_machines_may_be_larger_and_no_probability_is_above_what
 
 
 def test_the_page_is_current_and_as_many_recorded_machines_as_it_says_are_rejected():
-    made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_power.py"))
+    made = runpy.run_path(str(ROOT / "docs" / "make_power.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), f"run `{made['COMMAND']}`"
     healthy = RUNS.keys() - {"h200x4-neighbour"}
     today = [(HERE / name / "expected" / "today.txt").read_text(encoding="utf-8") for name in healthy]

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from pytest_gpufleet.report.page import page as html_of
 from pytest_gpufleet.verdict.across_runs.run_comparison import figures
 from pytest_gpufleet.verdict.judgement import LimitMissed, judge
 from pytest_gpufleet.verdict.profile import FileError, choose, for_gpu, load, of_every_gpu, shipped
+from tests.conftest import ROOT
 
 HEAD = 'name = "Card"\nmatch = ["NVIDIA Card"]\n'
 LIMIT = """
@@ -40,14 +40,7 @@ grade = "contract"
 source = "contract 4711, annex 2"
 when = { model = "our own", batch = 0, load = 0.5, bytes = "8 GiB" }
 """
-TRAINING = """
-[[limit]]
-metric = "train_throughput"
-min = 100
-unit = "images/s"
-grade = "contract"
-source = "somebody"
-"""
+TRAINING = LIMIT.replace("busbw", "train_throughput").replace("GB/s", "images/s").replace("published", "contract")
 KNOWN_GOOD = """[[calibrated_on]]
 run = 'good.jsonl'
 host = 'node1'
@@ -331,7 +324,7 @@ def test_limits_between_nodes_hold_only_for_what_was_measured(under, limit):
 
 # ---------------- the documentation
 def test_what_the_documentation_shows_can_be_loaded(tmp_path):
-    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 4
     for example in examples:

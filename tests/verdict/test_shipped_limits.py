@@ -17,7 +17,7 @@ from pytest_gpufleet.probes.training import transformer
 from pytest_gpufleet.verdict import toml_table
 from pytest_gpufleet.verdict.judgement import comparisons, judge
 from pytest_gpufleet.verdict.profile import for_gpu, holds, load, of_every_gpu, shipped
-from tests import dry_suite
+from tests import dry_suite, runs
 from tests.boards import BOARDS
 
 # GB/s in one direction, 16 lanes, after the encoding of the line (8b/10b up to generation 2, 128b/130b from 3 on).
@@ -183,18 +183,6 @@ def test_the_suite_measures_what_every_shipped_limit_is_for(profile):
     assert [(limit.metric, dict(limit.conditions)) for limit in profile.limits if not applies(profile, limit)] == []
 
 
-MINE = """
-name = 'mine'
-extends = 'H200'
-[[limit]]
-metric = 'gemm'
-min = {}
-unit = 'TFLOP/s'
-grade = 'project'
-source = 'me'
-date = '2026'
-when = {{ precision = 'bf16'{} }}
-"""
 ONE_WINDOW = ", method = 'one window'"
 
 
@@ -205,8 +193,8 @@ ONE_WINDOW = ", method = 'one window'"
     (600, "", "", False),  # one window, today
 ])  # fmt: skip
 def test_a_limit_that_is_not_plausible_or_for_nothing_is_found(tmp_path, least, when, problem, measures):
-    (path := tmp_path / "mine.toml").write_text(MINE.format(least, when), encoding="utf-8")
-    mine = load(path)
+    limit = runs.limit("gemm", "min", least, "TFLOP/s", f"precision = 'bf16'{when}", "project")
+    mine = load(runs.written(tmp_path / "mine.toml", f'name = "mine"\nextends = "H200"\n{limit}date = "2026"'))
     assert [problem in each for each in lint(mine)] == [True] * bool(problem)
     assert applies(mine, *mine.limits) == measures
 
