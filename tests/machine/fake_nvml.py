@@ -27,8 +27,12 @@ class Card:
         return f"00000000:{0x1B + 0x10 * self.index:02X}:00.0"
 
 
+def failed(error):
+    raise pynvml.NVMLError(error)
+
+
 def not_supported(*_):
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    failed(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 class FakeNvml:
@@ -59,37 +63,20 @@ class FakeNvml:
 
     def nvmlInit(self):  # noqa: N802
         if self.broken is not None:
-            raise pynvml.NVMLError(self.broken)
+            failed(self.broken)
         self.sessions += 1
 
     def nvmlShutdown(self):  # noqa: N802
         self.sessions -= 1
 
 
-def _handle(nvml, index):
-    if index in nvml.lost:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-    return nvml.cards[index]
-
-
-def _link_state(nvml, card, link):
-    return int(card.links[link] is not None) if link < len(card.links) else not_supported()
-
-
-def _remote_bus_id(nvml, card, link):
-    return SimpleNamespace(busId=nvml.cards[card.links[link]].bus_id.lower())
-
-
-def _distance(nvml, one, other):
-    i, j = sorted((one.index, other.index))
-    return nvml.distance.get((i, j), FAR)
-
-
 ANSWERS = {
     "nvmlSystemGetDriverVersion": lambda nvml: "580.159.04",
     "nvmlSystemGetCudaDriverVersion_v2": lambda nvml: nvml.cuda_driver,
     "nvmlDeviceGetCount": lambda nvml: len(nvml.cards),
-    "nvmlDeviceGetHandleByIndex": _handle,
+    "nvmlDeviceGetHandleByIndex": lambda nvml, index: (
+        failed(pynvml.NVML_ERROR_GPU_IS_LOST) if index in nvml.lost else nvml.cards[index]
+    ),
     "nvmlDeviceGetHandleByUUID": lambda nvml, uuid: next(card for card in nvml.cards if card.uuid == uuid),
     "nvmlDeviceGetUtilizationRates": lambda nvml, card: SimpleNamespace(gpu=10 * card.index, memory=0),
     "nvmlDeviceGetMinorNumber": lambda nvml, card: 7 - card.index,  # not always as nvidia-smi counts
@@ -109,12 +96,18 @@ ANSWERS = {
     "nvmlDeviceGetPowerManagementLimit": lambda nvml, card: 700_000,  # what was asked for
     "nvmlDeviceGetEnforcedPowerLimit": lambda nvml, card: 650_000,
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml, card: nvml.processes.get(card.index, []),
-    "nvmlDeviceGetNvLinkState": _link_state,
+    "nvmlDeviceGetNvLinkState": lambda nvml, card, link: (
+        int(card.links[link] is not None) if link < len(card.links) else not_supported()
+    ),
     "nvmlDeviceGetNvLinkRemoteDeviceType": lambda nvml, card, link: (
         (2 if card.links[link] == SWITCH else 0) if link < len(card.links) else not_supported()
     ),
-    "nvmlDeviceGetNvLinkRemotePciInfo": _remote_bus_id,
-    "nvmlDeviceGetTopologyCommonAncestor": _distance,
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda nvml, card, link: SimpleNamespace(
+        busId=nvml.cards[card.links[link]].bus_id.lower()
+    ),
+    "nvmlDeviceGetTopologyCommonAncestor": lambda nvml, *two: nvml.distance.get(
+        tuple(sorted(card.index for card in two)), FAR
+    ),
 }
 
 

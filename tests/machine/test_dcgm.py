@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -110,21 +111,18 @@ def test_warnings_of_a_passed_test_and_skipped_tests_are_shown():
     assert diagnosis(on_eight(lambda results: [each.update(status="Skip") for each in results]), EIGHT).skipped
 
 
-def renamed(printed, old, new):
-    return json.loads(json.dumps(printed).replace(f'"{old}"', f'"{new}"'))
-
-
 WHOLE = on_eight()
-RENAMED = {
+NAMES = {
     "DCGM Diagnostic": "DCGM Report", "results": "outcomes", "status": "state", "Pass": "OK", "Hardware": "Deployment",
 }  # fmt: skip
+RENAMED = [json.loads(json.dumps(WHOLE).replace(f'"{old}"', f'"{new}"')) for old, new in NAMES.items()]
 RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagnostic.", "version": "4.4.1"}}
 
 
 @pytest.mark.parametrize(
     ("printed", "status"),
     [({}, 0), ([], 0), (None, 0), ({"DCGM Diagnostic": {}}, 0), (RUNTIME, 226), (RUNTIME, 0), (WHOLE, 205), (WHOLE, 1),
-     *((renamed(WHOLE, *names), 0) for names in RENAMED.items()), (on_eight(lambda results: results.pop()), 0),
+     *((each, 0) for each in RENAMED), (on_eight(lambda results: results.pop()), 0),
      (on_eight(lambda results: results.clear()), 0)],
 )  # fmt: skip
 def test_what_is_not_known_never_passes(printed, status):
@@ -162,26 +160,22 @@ def test_a_program_that_takes_too_long_can_take_back_what_it_began(tmp_path):
 
 
 # ---------------------------------------------------------------- in a run, which leaves it the GPUs
-class Run:
-    """What the diagnosis uses of a run."""
-
-    def __init__(self, gpus=EIGHT, present=8):
-        self.done = []
-        self.target = SimpleNamespace(topology=SimpleNamespace(gpus=gpus), gpus_present=present)
-        self.ranks = SimpleNamespace(in_use=SimpleNamespace(stop=lambda: self.done.append("ranks are gone")))
-        self.options = SimpleNamespace(dcgm=2, without=())
-
-    def record(self, event):
-        self.done.append(event.fact)
-        events.recorded(event)
-
-    def notice(self, shown):
-        self.noticed = [(fault.name, fault.check) for fault in shown]
+@pytest.fixture
+def run():
+    """What the diagnosis uses of a run, and what was done with it."""
+    done, noticed = [], []
+    return SimpleNamespace(
+        done=done,
+        noticed=noticed,
+        target=SimpleNamespace(topology=SimpleNamespace(gpus=EIGHT), gpus_present=8),
+        ranks=SimpleNamespace(in_use=SimpleNamespace(stop=lambda: done.append("ranks are gone"))),
+        options=SimpleNamespace(dcgm=2, without=()),
+        record=lambda event: (done.append(event.fact), events.recorded(event)),
+        notice=noticed.extend,
+    )
 
 
-def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(monkeypatch):
-    run = Run()
-
+def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(monkeypatch, run):
     def read(level):
         run.done.append(f"level {level}")
         return dcgm.Printed(level, 0, on_eight(result(0, warnings=["look at it"])))
@@ -189,20 +183,16 @@ def test_the_ranks_are_gone_before_it_begins_and_what_it_printed_is_on_record(mo
     monkeypatch.setattr(dcgm, "read", read)
     found = fixtures.diagnose(run, "test_x")
     assert run.done == ["ranks are gone", "level 2", "dcgm"]
-    assert run.noticed == [("dcgm_warning", "test_x")]
+    assert [(fault.name, fault.check) for fault in run.noticed] == [("dcgm_warning", "test_x")]
     assert (found.faults, found.unseen) == ([], [])
 
 
-def test_it_leaves_gpus_alone_that_are_not_the_runs():
-    with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
-        fixtures.diagnose(run := Run(EIGHT[:4]), "test_x")
-    assert run.done == []
-
-
-def test_it_ends_in_one_sentence_where_there_is_no_result(monkeypatch):
-    def read(level):
-        raise NoAnswer("dcgmi did not answer within 900 s")
-
-    monkeypatch.setattr(dcgm, "read", read)
+def test_it_ends_in_one_sentence_without_a_result_and_leaves_gpus_alone_that_are_not_the_runs(monkeypatch, run):
+    monkeypatch.setattr(dcgm, "read", Mock(side_effect=NoAnswer("dcgmi did not answer within 900 s")))
     with pytest.raises(NotJudged, match="dcgmi did not answer within 900 s"):
-        fixtures.diagnose(Run(), "test_x")
+        fixtures.diagnose(run, "test_x")
+    run.done.clear()
+    run.target.topology.gpus = EIGHT[:4]
+    with pytest.raises(NotApplicable, match="all 8 GPUs of the machine, and this run has 4"):
+        fixtures.diagnose(run, "test_x")
+    assert run.done == []

@@ -10,13 +10,7 @@ import pytest
 
 from pytest_gpufleet import expect
 from pytest_gpufleet.machine import gpu_facts, local_node, network_ports, nvml as driver
-from pytest_gpufleet.machine.gpu_facts import (
-    MUST_HAVE,
-    NVLINK_5_COUNTERS,
-    NVLINK_COUNTERS,
-    TELEMETRY,
-    unreadable_by_model,
-)
+from pytest_gpufleet.machine.gpu_facts import MUST_HAVE, NVLINK_5_COUNTERS, NVLINK_COUNTERS
 from pytest_gpufleet.model.place import Gpu, Missing
 from pytest_gpufleet.plugin.assertions import LiveMachine
 from pytest_gpufleet.run.run import Run
@@ -153,12 +147,23 @@ def test_what_a_gpu_does_not_have_is_absent_unless_it_is_lost(asked, fact, absen
     assert asked.ask(0, fact).absent is absent
 
 
-def slot(tmp_path, monkeypatch, lanes=16):
-    """A GPU behind a port, with the lanes that the system says it has."""
+def slot(tmp_path, monkeypatch, lanes=16, virtual=0, module=0):
+    """A GPU behind a port, in slot 21 of a machine or of a virtual one, with the lanes that the system says it has."""
     device = tmp_path / "0000:15:01.0" / "0000:1b:00.0"
-    written(tmp_path, {"devices/0000:1b:00.0": device, f"{device}/max_link_width": f"{lanes}\n"})
+    slots = {"slots/20/address": "0000:1a:00\n", "slots/21/address": "0000:1b:00\n"}
+    written(tmp_path, {"devices/0000:1b:00.0": device, f"{device}/max_link_width": f"{lanes}\n", **slots})
     monkeypatch.setattr(gpu_facts, "PCI_DEVICES", tmp_path / "devices")
-    return source(nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"))
+    monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "slots")
+
+    def module_id(handle, reference):
+        reference._obj.value = module
+        return 0
+
+    return source(
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=b"00000000:1B:00.0"),
+        nvmlDeviceGetModuleId=module_id,
+        nvmlDeviceGetVirtualizationMode=lambda handle: virtual,
+    )
 
 
 @pytest.mark.parametrize(("shown", "lanes"), [(16, {"gpu": 16}), (255, None)])
@@ -174,23 +179,8 @@ def test_the_network_adapter_next_to_a_gpu(tmp_path, monkeypatch):
     assert node.ask(0, "network_adapters") == ["mlx5_3"]
 
 
-def seated(tmp_path, monkeypatch, virtual=0, module=0):
-    """A GPU in slot 21 of a machine, or of a virtual one."""
-    node = slot(tmp_path, monkeypatch)
-
-    def module_id(handle, reference):
-        reference._obj.value = module
-        return 0
-
-    node._nvml.nvmlDeviceGetModuleId = module_id
-    node._nvml.nvmlDeviceGetVirtualizationMode = lambda handle: virtual
-    written(tmp_path, {"slots/20/address": "0000:1a:00\n", "slots/21/address": "0000:1b:00\n"})
-    monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "slots")
-    return node
-
-
 def test_where_a_gpu_sits(tmp_path, monkeypatch):
-    node = seated(tmp_path, monkeypatch, module=3)
+    node = slot(tmp_path, monkeypatch, module=3)
     facts = {fact: node.ask(0, fact) for fact in ("module_id", "physical_slot")}
     assert (facts, Gpu(0, facts).position) == ({"module_id": 3, "physical_slot": "21"}, "module 3, slot 21")
     assert Gpu(0).position == ""
@@ -202,7 +192,7 @@ def test_where_a_gpu_sits(tmp_path, monkeypatch):
     ("physical_slot", 0, False),
 ])  # fmt: skip
 def test_where_a_gpu_sits_is_absent_where_nothing_shows_it(tmp_path, monkeypatch, fact, virtual, slots):
-    node = seated(tmp_path, monkeypatch, virtual)
+    node = slot(tmp_path, monkeypatch, virtual=virtual)
     if not slots:
         monkeypatch.setattr(gpu_facts, "PCI_SLOTS", tmp_path / "none")
     assert node.ask(0, fact).absent
@@ -241,7 +231,7 @@ def test_a_fact_that_an_old_snapshot_lacks_is_not_recorded():
 
 
 ECC = {"ecc_uncorrected_volatile", "ecc_uncorrected_aggregate", "ecc_corrected_volatile"}
-ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *TELEMETRY}
+ALWAYS = {"ecc_mode", "pcie_replays", "power_limit_watts", *gpu_facts.TELEMETRY}
 SERVER, LINKED = ALWAYS | ECC | {"remapped_rows"}, ALWAYS | ECC | {"remapped_rows", "nvlink_errors"}
 LINKS = [1] * 18
 
@@ -262,7 +252,7 @@ MODELS = {
 @pytest.mark.parametrize(("model", "facts", "expected"), MODELS.values(), ids=MODELS)
 def test_what_a_model_must_have(model, facts, expected):
     gpu = Gpu(5, {**dict.fromkeys(MUST_HAVE, Missing("NVML: Not Supported", absent=True)), "name": model, **facts})
-    lines = unreadable_by_model([gpu], MUST_HAVE)
+    lines = gpu_facts.unreadable_by_model([gpu], MUST_HAVE)
     missing = [fact for fact in MUST_HAVE if any(f": {fact} cannot be read (NVML: Not" in line for line in lines)]
     assert set(missing) == expected
     assert all(line.startswith(f"GPU 5 {model}, ") for line in lines)
@@ -273,7 +263,7 @@ def recorded():
     return replace(read(Path(__file__).parents[1] / "recorded" / "h200x1-e" / "evidence.jsonl"), verdict=None)
 
 
-@pytest.mark.parametrize("name", TELEMETRY)
+@pytest.mark.parametrize("name", gpu_facts.TELEMETRY)
 def test_telemetry_without_one_value_is_a_gap(recorded, name):
     assert without_telemetry(recorded) == []
     for sample in recorded.telemetry[1:]:

@@ -2,6 +2,7 @@
 whose comments say where each was really written; those of healthy machines have their origin beside them."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -360,17 +361,10 @@ def test_an_sxid_is_found_and_belongs_to_its_switch(severity, text):
 def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path, monkeypatch):
     """As /dev/kmsg does: EPIPE once, then the oldest line that is left."""
     fell_off = b"6,9,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
-    answers = [b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""]
-
-    def read(descriptor, size):
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
     (tmp_path / "kmsg").touch()
     log = KernelLog(str(tmp_path / "kmsg"))
-    monkeypatch.setattr("pytest_gpufleet.machine.kernel_log.os.read", read)
+    answers = Mock(side_effect=[b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""])
+    monkeypatch.setattr("pytest_gpufleet.machine.kernel_log.os.read", answers)
     logged = log.new()
     assert [xid.number for xid in logged.xids] == [79]
     assert logged.unread == "the kernel wrote over lines of its log that had not been read yet"

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from itertools import count
+from types import SimpleNamespace
 
 from pytest_gpufleet.machine.gpu_facts import COUNTERS, SLOW_COUNTERS
 from pytest_gpufleet.machine.kernel_log import Logged, Xid
@@ -15,32 +17,20 @@ TOPOLOGY = GpuTopology(gpus=tuple(Gpu(i, {"name": "H200", "pci_bus_id": f"000000
 FELL_OFF = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
 
 
-class Driver:
-    """Two GPUs that count up with every answer; `reported` are the XIDs of the next question."""
-
-    def __init__(self, *reported):
-        self.reported = list(reported)
-        self.asked = 0
-
-    def count(self):
-        return 2
-
-    def ask(self, index, fact):
-        if (index, fact) == (1, "remapped_rows"):
-            return Missing("NVML: GPU is lost")
-        self.asked += 1
-        return self.asked
-
-    def xids(self):
-        reported, self.reported = self.reported, []
-        return reported
-
-    def present(self):
-        return ("00000000:0B:00.0", "00000000:1B:00.0", "")
+def driver(*reported):
+    """Two GPUs that count up with every answer; `reported`: XIDs by question."""
+    answers, xids = count(), iter(reported)
+    lost = Missing("NVML: GPU is lost")
+    return SimpleNamespace(
+        count=lambda: 2,
+        ask=lambda index, fact: lost if (index, fact) == (1, "remapped_rows") else next(answers),
+        xids=lambda: next(xids, []),
+        present=lambda: ("00000000:0B:00.0", "00000000:1B:00.0", ""),
+    )
 
 
 def test_facts_of_now_stand_beside_those_that_do_not_change():
-    node = LocalNode(Driver(), TOPOLOGY)
+    node = LocalNode(driver(), TOPOLOGY)
     before, lost = node.facts(("remapped_rows", "pcie_replays"))
     after, _ = node.facts(("pcie_replays",))
     assert (before.identity, before["pcie_replays"] < after["pcie_replays"]) == (TOPOLOGY.gpus[0].identity, True)
@@ -50,30 +40,29 @@ def test_facts_of_now_stand_beside_those_that_do_not_change():
 def test_an_xid_that_both_the_log_and_nvml_report_is_one(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(FELL_OFF)
-    driver = Driver((1, 79), (0, 79), (1, 48))
-    node = LocalNode(driver, TOPOLOGY, str(log))
+    later_than_the_log = [(1, 79)]
+    node = LocalNode(driver([(1, 79), (0, 79), (1, 48)], later_than_the_log), TOPOLOGY, str(log))
     found = [(xid.number, xid.of("00000000:1B:00.0")) for xid in node.kernel_log().xids]
     assert found == [(79, True), (79, False), (48, True)]
-    driver.reported = [(1, 79)]  # later than the log
     assert node.kernel_log() == Logged()
     assert node.kernel_log() == Logged()
 
 
 def test_where_nobody_may_read_the_log_xids_are_reported_but_those_of_nvlink_5(tmp_path):
     """Without the sub-codes that the log has nobody can tell whether there is anything to do."""
-    logged = LocalNode(Driver((0, 79)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
+    logged = LocalNode(driver([(0, 79)]), TOPOLOGY, str(tmp_path / "none")).kernel_log()
     assert (logged.xids, logged.unread) == ((Xid("00000000:0B:00.0", 79, ""),), "")
     assert "cannot be read: No such file or directory" in logged.trouble
-    unread = LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "none")).kernel_log()
+    unread = LocalNode(driver([(0, 145)]), TOPOLOGY, str(tmp_path / "none")).kernel_log()
     assert (unread.xids, "[145]" in unread.unread) == ((), True)
     (tmp_path / "kmsg").touch()
-    assert LocalNode(Driver((0, 145)), TOPOLOGY, str(tmp_path / "kmsg")).kernel_log() == Logged()
+    assert LocalNode(driver([(0, 145)]), TOPOLOGY, str(tmp_path / "kmsg")).kernel_log() == Logged()
 
 
 def test_what_is_taken_at_the_begin_also_of_a_node_without_gpus(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(FELL_OFF)
-    machine = take(LocalNode(Driver(), TOPOLOGY, str(log)))
+    machine = take(LocalNode(driver(), TOPOLOGY, str(log)))
     assert [xid.number for xid in machine.logged.xids] == [79]
     assert len(machine.present) == 3
     assert {"name", *COUNTERS, *SLOW_COUNTERS} <= machine.gpus[0].facts.keys()

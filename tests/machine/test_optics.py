@@ -1,10 +1,9 @@
 """Cables and transceivers as mlxlink describes them, and what of it is a fault."""
 
-import msgspec
 import pytest
 
 from pytest_gpufleet.machine import optics
-from pytest_gpufleet.machine.optics import Reading, links_with_errors, module_faults
+from pytest_gpufleet.machine.optics import Reading, module_faults
 from pytest_gpufleet.machine.tools import Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.place import Missing
@@ -15,10 +14,10 @@ from tests.machines import recorded
 MODULES, LINKS = "test_transceivers_are_well", "test_links_have_few_bit_errors"
 
 
-def found(root, was="", now=""):
-    """The ports of the recorded machine, of which this was changed: the first place where it stands."""
-    tree = laid_out("optics", root, lambda text: text.replace(was, now, 1))
-    return optics.read(tree.root, tree.run)
+def found(root, *changes, times=1, run=None):
+    """The ports of the recorded machine after these changes, each at the first place where it stands."""
+    tree = laid_out("optics", root, replaced(*changes, times=times))
+    return optics.read(tree.root, run or tree.run)
 
 
 def checked(ports):
@@ -37,6 +36,10 @@ def test_a_module_and_a_copper_cable(tmp_path):
     assert optics.OPTICS.of({"optics": codec.plain([module, copper])}) == [module, copper]
 
 
+def lanes(width):
+    return '"Width" : "4x"', f'"Width" : "{width}x"'
+
+
 @pytest.mark.parametrize(
     ("board", "cable", "able"),
     [('"400G_4X", "400G_8X", "200G_2X", "1G"', '"200G_4X", "100G_2X"', 200), ('"NDR", "HDR", "SDR"', '"NDR"', 400)],
@@ -44,56 +47,53 @@ def test_a_module_and_a_copper_cable(tmp_path):
 def test_board_and_cable_are_both_able_to(tmp_path, board, cable, able):
     was = '"400G_4X", "400G_8X", "200G_2X", "1G"', '"400G_4X", "200G_2X", "100G_1X"'
     for width in (4, 2, 1):
-        lanes = ('"Width" : "4x"', f'"Width" : "{width}x"')
-        tree = laid_out("optics", tmp_path / f"{width}", replaced((was[0], board), (was[1], cable), lanes))
+        module, _ = found(tmp_path / f"{width}", (was[0], board), (was[1], cable), lanes(width))
         # Of InfiniBand on two lanes nobody knows: boards of HDR100 and NDR200 have no more.
-        assert optics.read(tree.root, tree.run)[0].able == (None if width == 2 and "NDR" in board else able)
+        assert module.able == (None if width == 2 and "NDR" in board else able)
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "what"),
-    [
-        ("", "", ""),
-        ('"61 [', '"79 [', ""),
-        ('"61 [', '"81 [', "temperature is 81 C"),
-        ("3.233,", "-9.8,", ""),
-        ("3.233,", "-40,", "received power of lane 2 is -40 dBm"),
-        ("[-9.914..6.999]", "[0..0]", ""),  # a module that has no limits
-        ('"Module FW Fault" : "0"', '"Module FW Fault" : "1"', "Module FW Fault"),
-        ('"Rx LOS [per lane]" : { "values" : [ "0"', '"Rx LOS [per lane]" : { "values" : [ "1"', "Rx LOS"),
-    ],
-    ids=["as it is", "warm", "hot", "little light", "no light", "without limits", "firmware", "no light on a lane"],
-)
-def test_a_module_that_is_not_well(tmp_path, was, now, what):
-    check = checked(found(tmp_path, was, now))[MODULES]
-    assert check.what == ("failed" if what else "passed")
-    assert [fault.name for fault in check.faults] == (["transceiver_fault"] if what else [])
-    assert all(fault.what.startswith("mlx5_0/1 ") and what in fault.what for fault in check.faults)
+def ber(rate, kind="Effective"):
+    usual = {"Effective": "15E-255", "Raw": "5E-10"}[kind]
+    return f'"{kind} Physical BER" : "{usual}"', f'"{kind} Physical BER" : "{rate}"'
 
 
-@pytest.mark.parametrize(("was", "now", "code"), [
-    ("", "", None),
-    ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "6E-15"', None),
-    ('"Effective Physical BER" : "15E-255"', '"Effective Physical BER" : "2E-14"', "network_link_errors"),
-    ('"Raw Physical BER" : "5E-10"', '"Raw Physical BER" : "5E-6"', None),
-    ('"Link Down Counter" : "0"', '"Link Down Counter" : "3"', None),
-    ('"Link Down Counter" : "0"', '"Link Down Counter" : "4"', "network_link_flaps"),
-    ('"Raw Physical BER"', '"Symbol BER" : "2E-14", "Raw Physical BER"', "network_link_errors"),
-], ids=["as it is", "marginal", "bad", "corrected", "a few times in two days", "flaps", "symbols"])  # fmt: skip
-def test_a_link_with_errors(tmp_path, was, now, code):
-    check = checked(found(tmp_path, was, now))[LINKS]
-    assert [fault.name for fault in check.faults] == ([code] if code else [])
-    assert all(fault.what.startswith("mlx5_0/1 ") for fault in check.faults)
+def downs(count):
+    return '"Link Down Counter" : "0"', f'"Link Down Counter" : "{count}"'
 
 
-@pytest.mark.parametrize(("changed", "faults"), [
-    ({"effective_ber": 5e-13}, 1),
-    ({"effective_ber": 5e-13, "fec": "Low_Latency_RS_FEC_PLR"}, 0),  # as NVIDIA's bring-up procedure writes it
-    ({"effective_ber": 2e-11, "fec": "Low_Latency_RS_FEC_PLR"}, 1),
-    ({"effective_ber": 1e-6, "minutes": 60.0}, 0),  # it has just come up
-])  # fmt: skip
-def test_more_errors_are_healthy_where_the_link_sends_again_or_is_new(tmp_path, changed, faults):
-    assert len([*links_with_errors([msgspec.structs.replace(found(tmp_path)[0], **changed)])]) == faults
+SENDS_AGAIN = ("Standard_RS-FEC - (544,514)", "Low_Latency_RS_FEC_PLR")  # as NVIDIA's bring-up procedure writes it
+ERRORS, FLAPS, OF_MODULE = (LINKS, "network_link_errors"), (LINKS, "network_link_flaps"), (MODULES, "transceiver_fault")
+# What is changed, the check that fails with its fault, and words of it; None: both pass.
+CABLES = {
+    "as it is": ((), None),
+    "warm": ([('"61 [', '"79 [')], None),
+    "hot": ([('"61 [', '"81 [')], OF_MODULE, "temperature is 81 C"),
+    "little light": ([("3.233,", "-9.8,")], None),
+    "no light": ([("3.233,", "-40,")], OF_MODULE, "received power of lane 2 is -40 dBm"),
+    "a module that has no limits": ([("[-9.914..6.999]", "[0..0]")], None),
+    "firmware": ([('"Module FW Fault" : "0"', '"Module FW Fault" : "1"')], OF_MODULE, "Module FW Fault"),
+    "no light on a lane": ([('"Rx LOS [per lane]" : { "values" : [ "0"', '"Rx LOS [per lane]" : { "values" : [ "1"')],
+                           OF_MODULE, "Rx LOS"),
+    "marginal": ([ber("6E-15")], None),
+    "bad": ([ber("2E-14")], ERRORS),
+    "corrected": ([ber("5E-6", "Raw")], None),
+    "bad, and sent again": ([ber("5E-13"), SENDS_AGAIN], None),
+    "too bad to be sent again": ([ber("2E-11"), SENDS_AGAIN], ERRORS),
+    "it has just come up": ([ber("1E-6"), ("2718.1", "60.0")], None),
+    "a few times in two days": ([downs(3)], None),
+    "flaps": ([downs(4)], FLAPS),
+    "symbols": ([('"Raw Physical BER"', '"Symbol BER" : "2E-14", "Raw Physical BER"')], ERRORS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CABLES)
+def test_a_module_or_a_link_that_is_not_well(tmp_path, case):
+    changes, fault, *words = CABLES[case]
+    ends = checked(found(tmp_path, *changes))
+    assert [(check, each.name) for check in (MODULES, LINKS) for each in ends[check].faults] == [fault] * bool(fault)
+    assert {check for check in (MODULES, LINKS) if ends[check].what != "passed"} == ({fault[0]} if fault else set())
+    whats = [each.what for check in (MODULES, LINKS) for each in ends[check].faults]
+    assert all(what.startswith("mlx5_0/1 ") and word in what for what in whats for word in ("", *words))
 
 
 def test_a_flag_of_what_is_over_is_no_fault(tmp_path):
@@ -125,14 +125,13 @@ def test_nothing_can_be_read(tmp_path, was, now, state, why):
     assert ends[MODULES].what == ends[LINKS].what == ("not applicable" if state is Absent else "skipped")
 
 
-@pytest.mark.parametrize(("width", "faults"), [("4x", 3), ("2x", 0)])
+@pytest.mark.parametrize(("width", "faults"), [(4, 3), (2, 0)])
 def test_lanes_that_a_link_does_not_use_may_be_dark(tmp_path, width, faults):
     """As of a port for 200 Gbit/s whose cable is one half of a split one for 400: two lanes of its module are lit."""
     light = ('"3.583,3.253,3.233,2.658', '"3.583,3.253,-40,-40')
     los = '"Rx LOS [per lane]" : { "values" : [ "0", "0", '
     lost = (los + '"0", "0"', los + '"1", "1"')
-    tree = laid_out("optics", tmp_path, replaced(light, lost, ('"Width" : "4x"', f'"Width" : "{width}"')))
-    assert len([*module_faults(optics.read(tree.root, tree.run))]) == faults
+    assert len([*module_faults(found(tmp_path, light, lost, lanes(width)))]) == faults
 
 
 def test_virtual_functions_show_no_cable(tmp_path):
@@ -154,5 +153,5 @@ def test_a_port_that_cannot_be_read_is_not_judged_beside_the_others(tmp_path):
     ends = checked(optics.read(tree.root, run))
     for check in (ends[MODULES], ends[LINKS]):
         assert (check.what, check.message) == ("skipped", "not judged: mlx5_1/1: mlxlink did not answer within 20 s")
-    ends = checked([*found(tmp_path / "hot", '"61 [', '"81 [')[:1], optics.Optics("mlx5_1/1", silent="mlx5_1/1: no")])
+    ends = checked([*found(tmp_path / "hot", ('"61 [', '"81 ['))[:1], optics.Optics("mlx5_1/1", silent="mlx5_1/1: no")])
     assert (ends[MODULES].what, ends[LINKS].what) == ("failed", "skipped")

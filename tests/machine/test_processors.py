@@ -4,14 +4,6 @@ what of it is wrong."""
 import pytest
 
 from pytest_gpufleet.machine import bmc, host, memory, processors
-from pytest_gpufleet.machine.memory import (
-    Module,
-    errors_grown,
-    filled_slots,
-    recorded_errors,
-    slower_than_modules,
-    unfit_modules,
-)
 from pytest_gpufleet.machine.processors import Processor, ProcessorSetup
 from pytest_gpufleet.model import codec
 from tests.machine.test_three_states import SERVER
@@ -79,7 +71,7 @@ ERRORS = {
 
 @pytest.mark.parametrize(("changes", "expected"), ERRORS.values(), ids=ERRORS)
 def test_errors_of_host_memory(tmp_path, changes, expected):
-    found = recorded_errors(memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root))
+    found = memory.recorded_errors(memory.errors(laid_out("two-sockets", tmp_path, replaced(*changes)).root))
     assert [fault.name for fault in found] == [code for code, _ in expected]
     assert all(where in fault.what for fault, (_, where) in zip(found, expected, strict=True))
 
@@ -88,13 +80,13 @@ def test_errors_that_came_while_a_run_lasted(tmp_path):
     """What was there before is not found again; a controller whose driver was loaded in between counts from there."""
     before = memory.errors(laid_out("two-sockets", tmp_path / "before").root)
     few, many = replaced(*corrected(11)), replaced(*corrected(12))
-    assert errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
-    (fault,) = errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
+    assert memory.errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "few", few).root), 60) == []
+    (fault,) = memory.errors_grown(before, memory.errors(laid_out("two-sockets", tmp_path / "many", many).root), 60)
     assert (fault.name, "11 corrected errors in" in fault.what) == ("host_memory_corrected", True)
-    assert errors_grown([], memory.errors(tmp_path / "many"), 60) == []
+    assert memory.errors_grown([], memory.errors(tmp_path / "many"), 60) == []
     more = memory.errors(laid_out("two-sockets", tmp_path / "more", replaced(*corrected(500))).root)
     anew = memory.errors(tmp_path / "many")  # somebody set its counters to 0
-    assert [fault.name for fault in errors_grown(more, anew, 60)] == ["host_memory_corrected"]
+    assert [fault.name for fault in memory.errors_grown(more, anew, 60)] == ["host_memory_corrected"]
 
 
 # The fields of an m6a.metal of AWS: 2 sockets of 48 cores, 192 threads (README of the public repository
@@ -102,19 +94,19 @@ def test_errors_that_came_while_a_run_lasted(tmp_path):
 CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7R13 48-Core Processor\nsiblings\t: 96\n\n"
 
 
-def lay_out(root, sockets, cores, cpuinfo=CPUINFO):
-    for number in range(2 * sockets * cores):  # as Linux numbers them: the second threads come last
-        core = number % (sockets * cores)
-        siblings = f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings"
-        written(root, {siblings: f"{1 << core | 1 << core + sockets * cores:x}\n", "proc/cpuinfo": cpuinfo})
+ARM = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
 
 
-def test_threads_are_no_cores(tmp_path):
-    """A processor of Arm has numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)."""
-    lay_out(tmp_path / "x86", sockets=2, cores=48)
-    assert processors.read_model(tmp_path / "x86") == Processor("AMD EPYC 7R13 48-Core Processor", 96)
-    lay_out(tmp_path / "arm", 1, 2, cpuinfo="processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
-    assert processors.read_model(tmp_path / "arm") == Processor(None, 2)
+@pytest.mark.parametrize(("cpuinfo", "cores", "name"), [
+    (CPUINFO, 96, "AMD EPYC 7R13 48-Core Processor"),
+    (ARM, 2, None),  # numbers of its maker and part alone (arch/arm64/kernel/cpuinfo.c)
+])  # fmt: skip
+def test_threads_are_no_cores(tmp_path, cpuinfo, cores, name):
+    written(tmp_path, {"proc/cpuinfo": cpuinfo})
+    for number in range(2 * cores):  # as Linux numbers them: the second threads come last
+        siblings = f"{1 << number % cores | 1 << number % cores + cores:x}\n"
+        written(tmp_path, {f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings": siblings})
+    assert processors.read_model(tmp_path) == Processor(name, cores)
     assert processors.read_model(tmp_path / "nothing") == Processor()
 
 
@@ -157,7 +149,7 @@ def modules(*changes, count=24):
     """As of an m6a.metal of AWS: 24 modules of 32 GB, DDR4-3200 at 2933 MT/s (tests/machine/trees/two-drives.txt);
     `changes`: slot and values."""
     usual = {"bytes": 32 * GiB, "type": "DDR4", "configured_speed": 2933}
-    return tuple(Module(f"DIMM_{slot}", **usual | dict(changes).get(slot, {})) for slot in range(count))
+    return tuple(memory.Module(f"DIMM_{slot}", **usual | dict(changes).get(slot, {})) for slot in range(count))
 
 
 EMPTY = {"bytes": 0, "type": None, "configured_speed": None}
@@ -176,10 +168,10 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules(name):
     there, codes = MODULES[name]
-    found = unfit_modules(there, 2)
+    found = memory.unfit_modules(there, 2)
     assert [fault.name for fault in found] == codes
     assert all("DIMM_7" in fault.what for fault in found)
-    assert bool(filled_slots(there)) == ("virtual" not in name)
+    assert bool(memory.filled_slots(there)) == ("virtual" not in name)
 
 
 def with_modules(**setup):
@@ -199,4 +191,4 @@ def with_modules(**setup):
     ([1.0], {}, []),
 ])  # fmt: skip
 def test_what_modules_carry(figures, facts, codes):
-    assert [fault.name for fault in slower_than_modules(figures, facts)] == codes
+    assert [fault.name for fault in memory.slower_than_modules(figures, facts)] == codes

@@ -16,13 +16,11 @@ def ports(*names, rate="400 Gb/sec (4X NDR)", state="4: ACTIVE", layer="InfiniBa
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """perftest with something different about it; the adapters of this host."""
-
-    def install(adapters, **different):
-        fake_perftest.install(tmp_path, monkeypatch, **different)
-        monkeypatch.setattr(network_ports, "read", lambda: adapters)
-
-    return install
+    """installed(adapters of this host, what is different about perftest)"""
+    return lambda adapters, **different: (
+        monkeypatch.setattr(network_ports, "read", lambda: adapters),
+        fake_perftest.install(tmp_path, monkeypatch, **different),
+    )
 
 
 def test_each_port_at_the_highest_rate_writes_to_itself(installed):

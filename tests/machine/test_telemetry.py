@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from statistics import median
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -34,12 +35,8 @@ class StandIn:
     they do first where they are asked for their power."""
 
     def __init__(self, count=2, errors=None, meanwhile=lambda: None):
-        self.errors = errors or {}
-        self.asked = Counter()
-        self._count, self._meanwhile = count, meanwhile
-
-    def count(self):
-        return self._count
+        self.errors, self.asked = errors or {}, Counter()
+        self.count, self._meanwhile = lambda: count, meanwhile
 
     def ask(self, index, fact):
         self.asked[index, fact] += 1
@@ -90,20 +87,10 @@ def test_what_a_gpu_does_not_have_is_asked_once_and_what_failed_is_asked_again()
 
 
 def test_sampler_goes_on_after_failures_and_keeps_the_last():
-    class Moody(StandIn):
-        def count(self):
-            self._count += 1
-            if self._count % 2:
-                raise RuntimeError("the driver is being reloaded")
-            return 1
-
-    errors = iter([OSError("disk full")])
-
-    def on_sample(taken):
-        for error in errors:
-            raise error
-
-    _, sampler = sampled(Moody(), 3, on_sample=on_sample)
+    moody = StandIn()
+    moody.count = Mock(side_effect=itertools.cycle([1, RuntimeError("the driver is being reloaded")]))
+    on_sample = Mock(side_effect=itertools.chain([OSError("disk full")], itertools.repeat(None)))
+    _, sampler = sampled(moody, 3, on_sample=on_sample)
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
 
 
@@ -153,15 +140,14 @@ def watched(monkeypatch):
     the driver's power cap holds it."""
 
     def run(*power, unsupported=(), lost=()):
-        milliwatts, reasons, all_read = iter(power), iter(power), threading.Event()
+        watts, reasons, all_read = iter(power), iter(power), threading.Event()
 
         def next_power(nvml, card):
             assert card.index == 1
-            try:
-                return 1000 * next(milliwatts)
-            except StopIteration:
+            if (read := next(watts, None)) is None:
                 all_read.set()
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from None
+                fake_nvml.failed(pynvml.NVML_ERROR_UNKNOWN)
+            return 1000 * read
 
         millijoules = itertools.count(7_000_000, 1000)
         answers = {

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,11 +63,8 @@ BMC_DRIVERS, EDAC = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf", "mod
 
 
 def denied(monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    monkeypatch.setattr("pathlib.Path.read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
 
 
 def answer(user, program):
@@ -82,14 +80,12 @@ def read(name, root, user):
     return READERS[name](root, *(programs if name in ("bmc", "disk_health") else ()))
 
 
-def state(name, root, user):
-    """None: it was read."""
-    found = host.plain(host.HostFact(name, Any, partial(read, name, root, user)))
-    return ("absent" if found.absent else found.remedy) if isinstance(found, Missing) else None
+def fact(name, root, user):
+    return host.plain(HostFact(name, Any, partial(read, name, root, user)))
 
 
 # By system and user: how each subject ends, in the order of READERS. A text: it cannot be read, and how that begins
-# which makes it readable.
+# which makes it readable. None: it was read.
 STATES = {
     ("server", "plain"): (ROOT, BMC_DRIVERS, ROOT, EDAC, ROOT, None),
     ("server", "root"): (None, BMC_DRIVERS, None, EDAC, None, None),
@@ -112,9 +108,10 @@ def test_each_subject_is_absent_unreadable_or_read(tmp_path, monkeypatch, system
     root = written(tmp_path, SYSTEMS[system])
     if user == "plain":
         denied(monkeypatch)
-    found = {name: state(name, root, user) for name in READERS}
-    wanted = dict(zip(READERS, STATES[system, user], strict=True))
-    assert {name: each and each[: len(wanted[name] or "")] for name, each in found.items()} == wanted
+    for name, wanted in zip(READERS, STATES[system, user], strict=True):
+        found = fact(name, root, user)
+        state = ("absent" if found.absent else found.remedy) if isinstance(found, Missing) else None
+        assert (name, state and state[: len(wanted or "")]) == (name, wanted)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_the_checks_of_the_host_for_a_plain_user(tmp_path, monkeypatch, system, 
     root = written(tmp_path, SYSTEMS[system])
     with monkeypatch.context() as patched:
         denied(patched)
-        facts = {name: host.plain(host.HostFact(name, Any, partial(read, name, root, "plain"))) for name in READERS}
+        facts = {name: fact(name, root, "plain") for name in READERS}
     here = recorded()
     here.machine.host.update(facts, processor_setup=plain(processors.read(root)))
     ended = outcomes(here, now=facts, before=facts, asked_once=facts.get)
@@ -209,14 +206,11 @@ def test_the_plugin_of_nccl_is_the_file_that_it_would_load(libraries, monkeypatc
 def test_a_library_in_the_loaders_cache_is_found_and_unknown_where_the_loader_does_not_answer(monkeypatch):
     cache = "2 libs found in cache\n\tlibnccl-net.so.0 (libc6,x86-64) => /a\n\tlibnccl-net.so (libc6,x86-64) => /b\n"
 
-    def hangs(*command):
-        raise Unreadable("ldconfig did not answer within 20 s")
-
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     monkeypatch.setattr(host, "output", lambda *command: cache)
     assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": "/b"}
-    monkeypatch.setattr(host, "output", hangs)
+    monkeypatch.setattr(host, "output", Mock(side_effect=Unreadable("ldconfig did not answer within 20 s")))
     assert host.read(["nccl_net_plugin"]) == {"nccl_net_plugin": Missing("ldconfig did not answer within 20 s")}
 
 
@@ -249,10 +243,7 @@ def test_what_a_program_prints_and_one_that_nobody_can_end_holds_nobody_up(monke
 
 @pytest.mark.parametrize("error", [IndexError("index out of range"), TypeError("no number"), RecursionError()])
 def test_a_reader_that_fails_ends_no_run(monkeypatch, error):
-    def reader():
-        raise error
-
-    monkeypatch.setitem(host.FACTS, "dmi", HostFact("dmi", str, reader))
+    monkeypatch.setitem(host.FACTS, "dmi", HostFact("dmi", str, Mock(side_effect=error)))
     found = host.read()
     assert (found["dmi"].absent, type(error).__name__ in found["dmi"].why) == (False, True)
     assert "bmc" not in found  # which is read when a check asks for it

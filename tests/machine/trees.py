@@ -24,13 +24,13 @@ class Tree:
     run: Callable[..., str]
 
 
-def replaced(*pairs):
-    """A change of a tree: of each pair the one text instead of the other, which has to be there."""
+def replaced(*pairs, times=-1):
+    """A change of a tree: of each pair the one text instead of the other, which has to be there; only so often."""
 
     def change(text):
         for old, new in pairs:
             assert old in text
-            text = text.replace(old, new)
+            text = text.replace(old, new, times)
         return text
 
     return change

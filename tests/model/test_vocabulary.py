@@ -8,18 +8,10 @@ from typing import get_args
 import pytest
 import torch
 
-from pytest_gpufleet.model import codec, conditions as words
+from pytest_gpufleet.model import codec, conditions as words, metric as metrics
 from pytest_gpufleet.model.conditions import CONDITIONS, METHODS
 from pytest_gpufleet.model.finding import Finding
-from pytest_gpufleet.model.metric import (
-    BETWEEN_NODES,
-    EXTRAORDINARY,
-    MEASURED_UNDER,
-    METRICS,
-    GpuState,
-    KiB,
-    Measurement,
-)
+from pytest_gpufleet.model.metric import METRICS, GpuState, KiB, Measurement
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.collectives import table
 from pytest_gpufleet.probes.compute import rate
@@ -58,30 +50,30 @@ def measured():
 
 
 def test_every_metric_with_limits_is_measured_here_and_every_word_is_used(measured):
-    assert measured.keys() | NOT_HERE | BEFORE == MEASURED_UNDER.keys()
+    assert measured.keys() | NOT_HERE | BEFORE == metrics.MEASURED_UNDER.keys()
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in CONDITIONS["dtype"].values)
-    assert {key for under in MEASURED_UNDER.values() for key in under} == {
+    assert {key for under in metrics.MEASURED_UNDER.values() for key in under} == {
         key for key, condition in CONDITIONS.items() if condition.values is not None
     }
-    assert MEASURED_UNDER.keys() == METRICS.keys() - {"spread"}  # the limit of which is the suite's own
+    assert metrics.MEASURED_UNDER.keys() == METRICS.keys() - {"spread"}  # the limit of which is the suite's own
 
 
-@pytest.mark.parametrize("metric", sorted(MEASURED_UNDER.keys() - NOT_HERE - BEFORE))
+@pytest.mark.parametrize("metric", sorted(metrics.MEASURED_UNDER.keys() - NOT_HERE - BEFORE))
 def test_metrics_are_measured_under_the_conditions_that_limits_may_name(measured, metric):
     always = set.intersection(*(set(conditions) for conditions in measured[metric]))
     ever = set.union(*(set(conditions) for conditions in measured[metric]))
-    of_machine, elsewhere = {"fabric", "links", "part"}, {*EXTRAORDINARY, *BETWEEN_NODES, "work"}
-    assert always - FREE - elsewhere == set(MEASURED_UNDER[metric]) - elsewhere - of_machine
-    assert ever - FREE <= set(MEASURED_UNDER[metric])
+    of_machine, elsewhere = {"fabric", "links", "part"}, {*metrics.EXTRAORDINARY, *metrics.BETWEEN_NODES, "work"}
+    assert always - FREE - elsewhere == set(metrics.MEASURED_UNDER[metric]) - elsewhere - of_machine
+    assert ever - FREE <= set(metrics.MEASURED_UNDER[metric])
 
 
 def test_training_out_of_the_ordinary_says_so(measured):
     seen = set.union(*(set(conditions) for conditions in measured["train_throughput"]))
-    assert {*EXTRAORDINARY} - {"optimizer"} <= seen  # of which tests/acceptance/test_training_faults.py has one
+    assert {*metrics.EXTRAORDINARY} - {"optimizer"} <= seen  # of which tests/acceptance/test_training_faults.py has one
     usual = of_suite(1, "nvswitch", "standard", dry_suite.FOR_INFORMATION)
     alone = [each.conditions for each in usual if each.metric == "solo_train_throughput"]
     assert len(alone) > 1
-    assert not any(set(EXTRAORDINARY) & set(conditions) for conditions in alone)
+    assert not any(set(metrics.EXTRAORDINARY) & set(conditions) for conditions in alone)
 
 
 def test_conditions_have_the_values_that_the_vocabulary_knows(measured):
