@@ -86,8 +86,8 @@ def test_of_equals_the_first_is_taken(parts):
 
 
 def test_nan_is_not_hidden(parts):
-    images = torch.randn(2, 64, 8, 8).contiguous(**CHANNELS_LAST)
-    images[1, 5, 3, 3] = float("nan")
+    images = torch.randn(1, 64, 4, 4).contiguous(**CHANNELS_LAST)
+    images[0, 5, 1, 1] = float("nan")
     pooled, _ = peak._MaxPool.apply(images)
     assert torch.equal(pooled.isnan(), nn.functional.max_pool2d(images, 3, 2, 1).isnan())
     for part in parts:

@@ -12,20 +12,10 @@ from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import PcieLink, Port
 from pytest_gpufleet.model.metric import Reading
 from pytest_gpufleet.model.place import Place
-from pytest_gpufleet.probes.adapter_loopback import (
-    LOOPBACK_INTERFACE,
-    adapter_bandwidth,
-    adapters_in_loopback,
-    carried,
-    environments,
-    exchange,
-    turns,
-)
+from pytest_gpufleet.probes import adapter_loopback as loopback
+from pytest_gpufleet.probes.adapter_loopback import LOOPBACK_INTERFACE, adapter_bandwidth
 from pytest_gpufleet.world.world import World
-
-
-def ports(count, rate="400 Gb/sec (4X NDR)", **more):
-    return [Port(f"mlx5_{number}/1", "4: ACTIVE", rate, "InfiniBand", **more) for number in range(count)]
+from tests.machine.test_network_ports import ports
 
 
 @pytest.mark.parametrize(("near", "count", "expected"), [
@@ -45,11 +35,11 @@ def ports(count, rate="400 Gb/sec (4X NDR)", **more):
 ])  # fmt: skip
 def test_each_adapter_goes_to_the_pair_of_the_gpu_next_to_it(near, count, expected):
     gpus = [SimpleNamespace(get={"network_adapters": adapters}.get) for adapters in near]
-    assert turns(SimpleNamespace(size=len(near), gpus=gpus), ports(count)) == expected
+    assert loopback.turns(SimpleNamespace(size=len(near), gpus=gpus), ports(count)) == expected
 
 
 def test_a_rank_finds_one_adapter_and_no_other_way():
-    found = environments(5, {1: "mlx5_3/1"})
+    found = loopback.environments(5, {1: "mlx5_3/1"})
     assert [bool(each) for each in found] == [False, False, True, True, False]
     assert {each["NCCL_IB_HCA"] for each in found[2:4]} == {"=mlx5_3:1"}
     assert found[2]["NCCL_HOSTID"] != found[3]["NCCL_HOSTID"]
@@ -69,9 +59,9 @@ def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
 def test_a_port_that_did_not_count_what_was_sent_proves_nothing():
     reading = Reading("busbw", 1.0, {}, (1.0, 1.0), details={"iterations": 4, "runs": 1})
     for before, now in (((0, 0), (800, 900)), ((100, 100), (900, 900))):
-        assert carried(before, now, reading, 50)
+        assert loopback.carried(before, now, reading, 50)
     for before, now in (((0, 0), (800, 799)), ((0, 0), (0, 0)), (None, (800, 800)), ((0, 0), None)):
-        assert not carried(before, now, reading, 50)
+        assert not loopback.carried(before, now, reading, 50)
 
 
 def test_figures_have_places_and_names_and_are_held_against_what_ports_or_all_slots_carry():
@@ -102,23 +92,19 @@ def summed(rank):
 def dies_in_the_second_pair(rank, folder, nbytes):
     if os.environ["RANK"] in "23":
         os._exit(3)
-    return exchange(rank, folder, nbytes)
+    return loopback.exchange(rank, folder, nbytes)
 
 
-@pytest.fixture
-def world_of_four(four_ranks):
-    return World(four_ranks._pool, with_group=False)
-
-
-def test_ranks_send_through_the_loopback_interface_and_are_as_before(four_ranks, world_of_four):
+def test_ranks_send_through_the_loopback_interface_and_are_as_before(four_ranks):
     """It is measured and proven, and what is not counted is not reported."""
+    world_of_four = World(four_ranks._pool, with_group=False)
     assert four_ranks.run(summed) == [4] * 4
-    found = adapters_in_loopback(world_of_four, [LOOPBACK_INTERFACE, OTHER])
+    found = loopback.adapters_in_loopback(world_of_four, [LOOPBACK_INTERFACE, OTHER])
     assert (list(found.alone), found.at_once, found.failed, found.unseen) == (["lo"], {}, {}, ["no0"])
     assert adapter_bandwidth(found.alone, [LOOPBACK_INTERFACE], "nccl", 1024).details == {"nic0": "lo"}
     assert min(found.alone["lo"]) > 0
     ours, variables = zip(*world_of_four.run(process), strict=True)
-    with world_of_four.restarted(environments(4, {1: "mlx5_0/1"})):
+    with world_of_four.restarted(loopback.environments(4, {1: "mlx5_0/1"})):
         others, theirs = zip(*world_of_four.run(process), strict=True)
     assert set(ours).isdisjoint(others)
     assert variables == ({},) * 4
@@ -127,9 +113,9 @@ def test_ranks_send_through_the_loopback_interface_and_are_as_before(four_ranks,
     assert four_ranks.run(summed) == [4] * 4
 
 
-def test_an_adapter_that_fails_leaves_the_ranks(four_ranks, world_of_four, monkeypatch):
+def test_an_adapter_that_fails_leaves_the_ranks(four_ranks, monkeypatch):
     """The ranks of one die when they are asked; the other one still answers, and both are there again afterwards."""
-    monkeypatch.setattr("pytest_gpufleet.probes.adapter_loopback.exchange", dies_in_the_second_pair)
-    found = adapters_in_loopback(world_of_four, [LOOPBACK_INTERFACE, OTHER])
+    monkeypatch.setattr(loopback, "exchange", dies_in_the_second_pair)
+    found = loopback.adapters_in_loopback(World(four_ranks._pool, with_group=False), [LOOPBACK_INTERFACE, OTHER])
     assert (list(found.alone), list(found.failed)) == (["lo"], ["no0"])
     assert four_ranks.run(summed) == [4] * 4

@@ -12,6 +12,7 @@ from pytest_gpufleet.probes.compute import rate
 from pytest_gpufleet.probes.compute.corruption import exact_matmul
 from pytest_gpufleet.probes.compute.rate import full_clock_rates, why_below_full_clock
 from pytest_gpufleet.verdict.judgement import judge
+from tests.acceptance.checks import ranks
 from tests.boards import BOARDS
 from tests.conftest import ACCEPTANCE
 
@@ -106,8 +107,7 @@ def at_full_clock(*each, capped=()):
     for index, (tflops, clock) in enumerate(each):
         reading = Reading("gemm_full_clock", tflops, {"precision": "fp32"}, gpu_state=GpuState(50.0, clock, 440.0))
         readings.append((reading, index in capped))
-    places = [gpu(index) for index in range(len(each))]
-    return full_clock_rates(SimpleNamespace(run=lambda probe: readings, size=len(each), places=places))
+    return full_clock_rates(ranks(len(each), lambda probe: readings))
 
 
 @pytest.mark.parametrize(("each", "slow", "why"), [

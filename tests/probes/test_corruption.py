@@ -1,8 +1,6 @@
 """Silent data corruption in matmuls: planted at a rate, in one bit, in tiles and in places; and what is excluded."""
 
 import random
-import sys
-from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -15,10 +13,8 @@ from pytest_gpufleet.model.place import WORLD, gpu
 from pytest_gpufleet.probes import comparison
 from pytest_gpufleet.probes.compute import corruption, rate
 from pytest_gpufleet.probes.compute.corruption import ROUND, Amount, Compared, Matmuls, bound, dissents
-from pytest_gpufleet.world.world import World
-from tests.conftest import ACCEPTANCE
+from tests.acceptance.checks import ranks  # of the folder that it found
 
-sys.path.append(str(ACCEPTANCE))
 CPU = torch.device("cpu")
 
 
@@ -59,24 +55,15 @@ def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(plantin
     assert 90 <= found < 100
 
 
-def lowest_bit(bits):
-    bits[5, 9] ^= 1
+SPOILED = {
+    "the lowest bit": lambda bits: bits[5, 9].bitwise_xor_(1),
+    "a unit that is wrong with some data only": lambda bits: bits.bitwise_xor_((bits % 1021 == 5).to(bits.dtype)),
+    "tiles change places": lambda bits: bits[:32, :32].copy_(bits[:32, :32].roll(16, dims=0)),
+    "rows change places": lambda bits: bits[3:41:37].copy_(bits[3:41:37].flip(0)),
+}
 
 
-def lowest_bit_of_some(bits):
-    """A unit that is wrong with some data only."""
-    bits[bits % 1021 == 5] ^= 1
-
-
-def tiles_change_places(bits):
-    bits[:16, :32], bits[16:32, :32] = bits[16:32, :32].clone(), bits[:16, :32].clone()
-
-
-def rows_change_places(bits):
-    bits[[3, 40]] = bits[[40, 3]]
-
-
-@pytest.mark.parametrize("spoil", [lowest_bit, lowest_bit_of_some, tiles_change_places, rows_change_places])
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_what_is_always_wrong_is_found_beside_other_gpus(planting, spoil):
     healthy = [Matmuls(CPU, "bf16").run(0.0) for _ in range(2)]
     planting(spoil)
@@ -140,11 +127,10 @@ def test_a_turn_of_the_soak_that_was_done_again_is_held_against_the_other_gpus_t
         return ["other bits" if index in dissents(every) else "" for index in range(world.size)]
 
     monkeypatch.setattr(corruption, "dissenters", dissenters)
-    world, turns = SimpleNamespace(size=3, places=[gpu(index) for index in range(3)]), [turn(1, 1, 1), turn(1, 2, 1)]
-    world.faults = partial(World.faults, world)
+    turns = [turn(1, 1, 1), turn(1, 2, 1)]
     with pytest.raises(Faults) as found:
         import_module("test_4_each_gpu").test_products_repeat_bit_for_bit(
-            world, None, lambda precision: turns[0], {"bf16": turns}, "bf16"
+            ranks(3), None, lambda precision: turns[0], {"bf16": turns}, "bf16"
         )
     assert [(fault.name, fault.subjects) for fault in found.value.faults] == [("matmul_wrong", (gpu(1),))]
 

@@ -16,8 +16,8 @@ from pytest_gpufleet.probes.search.collective import SLOW, SLOW_COPIES, who_slow
 USUAL, LONG = 0.02, 0.15  # seconds; what a busy machine adds is small beside the one and beside their difference
 
 
-def plant(rank, late=None, links=None, link=None, end=None):
-    me, all_reduce, batch_isend_irecv = rank.index, dist.all_reduce, dist.batch_isend_irecv
+def plant(rank, late=None, links=None, link=None, end=None, slow_root=False, fails=False):
+    me, all_reduce, batch_isend_irecv, gather = rank.index, dist.all_reduce, dist.batch_isend_irecv, dist.gather
 
     def slow_all_reduce(tensor, *args, **kwargs):
         time.sleep(LONG if me == late else USUAL)
@@ -28,27 +28,16 @@ def plant(rank, late=None, links=None, link=None, end=None):
         return work and SimpleNamespace(wait=lambda: (time.sleep(after), work.wait()))
 
     def slow_batch(ops):
+        if fails:
+            raise RuntimeError("no route")
         time.sleep(LONG if me == links or {me, ops[0].peer} == link else USUAL)
         return batch_isend_irecv(ops)
 
-    dist.all_reduce, dist.batch_isend_irecv = slow_all_reduce, slow_batch
-
-
-def slow_root(rank):
-    gather = dist.gather
-
     def slow_gather(*args, group, **kwargs):
-        time.sleep(LONG if dist.get_rank(group) == 0 else 0)
+        time.sleep(LONG if slow_root and dist.get_rank(group) == 0 else 0)
         return gather(*args, group=group, **kwargs)
 
-    dist.gather = slow_gather
-
-
-def fail(rank):
-    def batch(ops):
-        raise RuntimeError("no route")
-
-    dist.batch_isend_irecv = batch
+    dist.all_reduce, dist.batch_isend_irecv, dist.gather = slow_all_reduce, slow_batch, slow_gather
 
 
 def find(group):
@@ -84,8 +73,7 @@ def test_no_single_one_where_all_are_slow(four_ranks, monkeypatch):
 
 
 def test_no_root_for_what_it_launches_more(four_ranks):
-    four_ranks.run(plant)  # beside which no rank is late on a busy machine
-    four_ranks.run(slow_root)
+    four_ranks.run(plant, slow_root=True)  # all are slow, beside which no rank is late on a busy machine
     assert {each.subjects for each in collective.who_is_slow(four_ranks, GpuTopology(), "gather", 1 << 16)} == {()}
 
 
@@ -96,8 +84,7 @@ def test_no_single_one_of_two(four_ranks):
 
 
 def test_a_search_that_fails(four_ranks):
-    four_ranks.run(plant)  # beside which no rank is late on a busy machine
-    four_ranks.run(fail)
+    four_ranks.run(plant, fails=True)
     found, *_ = find(four_ranks.subset(range(3)))
     assert found.what.startswith("the search for the cause failed: RankFailure")
     assert "RuntimeError: no route" in found.what

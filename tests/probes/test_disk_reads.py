@@ -5,6 +5,7 @@ import json
 import os
 from errno import EILSEQ, EINVAL, EIO, EROFS
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,14 +77,7 @@ def test_rates_have_their_conditions_and_the_file_room_and_no_name(tmp_path, fio
     assert unread.metric == "drive_bandwidth"
 
 
-def ends_by(why):
-    def run(*command, **how):
-        raise why
-
-    return run
-
-
-failed = ends_by(Unreadable("fio failed with status 1"))
+failed = Mock(side_effect=Unreadable("fio failed with status 1"))
 
 
 @pytest.mark.parametrize(("folder", "nbytes", "run", "end", "why"), [
@@ -100,16 +94,15 @@ def test_why_nothing_was_read(tmp_path, fio, folder, nbytes, run, end, why):
 
 
 def test_a_drive_that_takes_for_ever_is_a_fault(tmp_path, fio):
-    (fault,), _ = disk_reads.read_drive(tmp_path, MiB, ends_by(NoAnswer("fio did not answer within 120 s")))
+    no_answer = Mock(side_effect=NoAnswer("fio did not answer within 120 s"))
+    (fault,), _ = disk_reads.read_drive(tmp_path, MiB, no_answer)
     assert (fault.name, "within 120 s" in fault.what) == ("drive_unreadable", True)
 
 
 def test_a_drive_that_refuses_to_be_written_is_none_that_could_not_be_tested(tmp_path, monkeypatch, fio):
     def refused(number):
-        def file(**how):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(disk_reads.tempfile, "TemporaryFile", file)
+        error = OSError(number, os.strerror(number))
+        monkeypatch.setattr(disk_reads.tempfile, "TemporaryFile", Mock(side_effect=error))
         return disk_reads.read_drive(tmp_path)
 
     (fault,), _ = refused(EIO)

@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-from pathlib import Path
 from statistics import median
 from threading import Thread
 
@@ -11,8 +10,7 @@ import pytest
 from pytest_gpufleet.model.place import GpuTopology
 from pytest_gpufleet.probes.links.copies import host_bandwidth, pair_bandwidth, ring_bandwidth
 from pytest_gpufleet.probes.links.copying import HostCopier, StartingLine
-
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
+from tests.conftest import ACCEPTANCE
 
 # Replaces the copies of the stand-in for a GPU on every rank, before any test.
 PLANT = """

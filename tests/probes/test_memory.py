@@ -5,7 +5,6 @@ import sys
 import threading
 from contextlib import nullcontext
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,17 +19,20 @@ from pytest_gpufleet.model.place import Gpu, gpu
 from pytest_gpufleet.probes import memory
 from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
 from tests.acceptance import checks as checks  # which finds the checks
+from tests.conftest import ACCEPTANCE
 from tests.machine.fake_nvml import Card, FakeNvml, not_supported
 
-EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
+EACH_GPU = ACCEPTANCE / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
 
-# Flips a bit of memory on one rank, after it was written and before it is compared.
+# Flips a bit of memory on each rank from 1 on that has a fault, after it was written and before it is compared.
 FAULT = """
 def plant(rank, fault):
     import torch
 
-    number, bit = map(int, fault.split())
+    if not 0 < rank.index <= len(faults := fault.split(",")):
+        return
+    number, bit = map(int, faults[rank.index - 1].split())
     genuine = torch.ne
     comparisons = 0
 
@@ -41,30 +43,28 @@ def plant(rank, fault):
             words.view(-1)[12345] ^= 1 << bit
         return genuine(words, expected, out=out)
 
-    if rank.index == 1:
-        torch.ne = ne
+    torch.ne = ne
 """
 
 
-@pytest.mark.parametrize(
-    ("comparison", "bit", "pattern"),
-    [(2, 3, "address in address"), (10, 46, "random"), (150, 20, r"walking ones, step \d+")],
+WRONG = re.compile(
+    r"^CPU rank (\d): wrong words in memory: 1; address 0x(\w+) "
+    r"\(block 0x(\w+) to 0x(\w+)\) held 0x(\w{16}), expected 0x(\w{16}), wrong bits 0x(\w{16}), pattern (.+)$",
+    re.MULTILINE,
 )
-def test_a_flipped_bit_is_found_and_its_address_named(planted, comparison, bit, pattern):
-    run = planted(FAULT, f"{comparison} {bit}", f"{EACH_GPU}::{HOLDS}", "--rehearse=2")
-    assert run.status == 1, run.text
-    message = run.check(HOLDS).message
-    assert "CPU rank 0" not in message
-    found = re.search(
-        r"CPU rank 1: wrong words in memory: 1; address 0x(\w+) "
-        r"\(block 0x(\w+) to 0x(\w+)\) held 0x(\w{16}), expected 0x(\w{16}), wrong bits 0x(\w{16}), pattern (.+)",
-        message,
-    )
-    assert found, message
-    address, begin, _, held, expected, wrong = (int(group, 16) for group in found.groups()[:6])
-    assert address - begin == 8 * 12345
-    assert wrong == held ^ expected == 1 << bit
-    assert re.match(pattern, found[7])
+
+
+def test_a_flipped_bit_is_found_and_its_address_named(planted):
+    """By rank: the comparison before which it is flipped and the bit, and what was written there."""
+    patterns = {"2 3": "address in address", "10 46": "random", "150 20": r"walking ones, step \d+"}
+    run = planted(FAULT, ",".join(patterns), f"{EACH_GPU}::{HOLDS}", "--rehearse=4")
+    found = WRONG.findall(run.check(HOLDS).message)
+    assert [rank for rank, *_ in found] == ["1", "2", "3"], run.text
+    for (_, *numbers, pattern), (flipped, expected_pattern) in zip(found, patterns.items(), strict=True):
+        address, begin, _, held, expected, wrong = (int(number, 16) for number in numbers)
+        assert address - begin == 8 * 12345
+        assert wrong == held ^ expected == 1 << int(flipped.split()[1])
+        assert re.match(expected_pattern, pattern)
 
 
 def test_patterns_give_every_bit_both_values_and_every_word_its_own():

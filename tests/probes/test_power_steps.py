@@ -1,7 +1,7 @@
 """Power steps: what their turns amount to, what ends them, and all of it on CPU ranks."""
 
-from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +11,7 @@ from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.probes.endurance import Step, StepTurn as Turn
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
-from pytest_gpufleet.world.world import World
+from tests.acceptance.checks import ranks
 from tests.conftest import ACCEPTANCE
 from tests.machines import recorded
 
@@ -25,15 +25,9 @@ def turn(off=0.0005, last=16, trouble="", top=695.0):
     return Turn(tuple(steps), trouble, top, None if top is None else 118.0)
 
 
-def a_world(gpus=TOPOLOGY.gpus, results=None):
+def a_world(results=None):
     """Ranks that give these results to each turn, and nothing to other calls."""
-
-    def run(function, *args):
-        return next(results) if function.__name__ == "_step_turn" else None
-
-    world = SimpleNamespace(gpus=gpus, places=[gpu.place for gpu in gpus], size=len(gpus), run=run)
-    world.faults = partial(World.faults, world)
-    return world
+    return ranks(4, lambda probe, *_: next(results) if probe.__name__ == "_step_turn" else None, gpus=TOPOLOGY.gpus)
 
 
 def worse(planted):
@@ -81,15 +75,10 @@ def prepared(monkeypatch):
 
 
 def test_a_fault_a_wrong_bit_or_a_gpu_that_becomes_slow_ends_the_steps_at_once():
-    calls = []
-
-    def after_turn(doing, done):
-        calls.append(doing)
-        raise Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")])
-
+    after_turn = Mock(side_effect=Faults([Fault("gpu_lost", (place.gpu(1),), "fell off the bus")]))
     with pytest.raises(Faults):
         endurance.power_steps(a_world(results=iter([[turn()] * 4] * 99)), after_turn)
-    assert calls == ["power steps at 0.1 Hz"]
+    assert [call.args[0] for call in after_turn.mock_calls] == ["power steps at 0.1 Hz"]
     results = iter([[turn()] * 4, with_gpu_2(turn(trouble="1 of 160 matmuls at 0.1 Hz differ from the first"))])
     with pytest.raises(Faults) as found:
         endurance.power_steps(a_world(results=results), lambda *of_turn: None)

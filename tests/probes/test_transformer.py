@@ -15,18 +15,8 @@ from pytest_gpufleet.model.conditions import TRANSFORMERS
 from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.probes import inference
-from pytest_gpufleet.probes.training import transformer as made
-from pytest_gpufleet.probes.training.transformer import (
-    SHAPES,
-    first_difference,
-    fitting_batch,
-    not_learned,
-    rotary,
-    rotated,
-    sequences,
-    transformer,
-    unlike,
-)
+from pytest_gpufleet.probes.training import transformer
+from pytest_gpufleet.probes.training.transformer import SHAPES, first_difference, rotary, rotated, sequences
 
 CPU, TINY = torch.device("cpu"), SHAPES["transformer-tiny"]
 
@@ -39,7 +29,7 @@ def plain_attention(q, k, v, *, is_causal):
 
 
 def gradients():
-    model = transformer(TINY, "fp32", CPU).double()
+    model = transformer.transformer(TINY, "fp32", CPU).double()
     model.dtype = torch.float64
     loss = model(*sequences(TINY, 2, 0, CPU))
     loss.backward()
@@ -66,14 +56,14 @@ def test_rotated_products_depend_on_distance_alone():
 
 def test_operations_are_those_that_torch_counts():
     """6N + 12 L H Q T for each token, exactly."""
-    model, data = transformer(TINY, "fp32", CPU), sequences(TINY, 2, 0, CPU)
+    model, data = transformer.transformer(TINY, "fp32", CPU), sequences(TINY, 2, 0, CPU)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(*data).backward()
     assert counter.get_total_flops() == TINY.flop_a_token * data[0].numel()
 
 
 def test_every_weight_has_its_bytes():
-    model = transformer(TINY, "bf16", CPU)
+    model = transformer.transformer(TINY, "bf16", CPU)
     assert TINY.bytes_of_weights == 18 * sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -82,12 +72,12 @@ def test_every_weight_has_its_bytes():
     ("transformer-0.1b", 16, 4), ("transformer-1.3b", 80, 4), ("transformer-1.3b", 24, 0),
 ])  # fmt: skip
 def test_so_many_sequences_fit(model, memory, batch):
-    assert fitting_batch(SHAPES[model], 0.8 * memory * GiB) == batch
+    assert transformer.fitting_batch(SHAPES[model], 0.8 * memory * GiB) == batch
 
 
 @pytest.mark.parametrize(("memory", "fits"), [(8, False), (12, False), (15, True), (24, True)])
 def test_what_is_decoded_is_for_gpus_that_hold_it(monkeypatch, memory, fits):
-    monkeypatch.setattr(made, "agree", lambda rank, number: number)
+    monkeypatch.setattr(transformer, "agree", lambda rank, number: number)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * GiB))
     monkeypatch.setattr(inference, "Decoder", lambda *how: pytest.skip("it fits"))
     rank = SimpleNamespace(device=torch.device("cuda"), size=1, phase=lambda name: nullcontext())
@@ -107,10 +97,10 @@ def test_losses_that_differ_are_described():
     assert first_difference([2.0, 1.0], [2.0, 1.1], 0.01, "in fp32") == "the loss of step 1 is 1, and 1.1 in fp32"
     assert first_difference([math.nan], [2.0], 0.01, "in fp32") == "the loss of step 0 is nan, and 2 in fp32"
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
-    assert unlike(gradients, gradients, 0.0) == ""
-    assert unlike({**gradients, "a": torch.tensor([3.0, 3.0])}, gradients, 0.1) == (
+    assert transformer.unlike(gradients, gradients, 0.0) == ""
+    assert transformer.unlike({**gradients, "a": torch.tensor([3.0, 3.0])}, gradients, 0.1) == (
         "1 of 2 gradients are not those in fp32, a by 20.0%"
     )
-    assert "b by nan" in unlike({**gradients, "b": torch.tensor([math.nan])}, gradients, 0.1)
-    assert not_learned([4.0, 2.0]) == ""
-    assert not_learned([4.0, 3.9]) != ""
+    assert "b by nan" in transformer.unlike({**gradients, "b": torch.tensor([math.nan])}, gradients, 0.1)
+    assert transformer.not_learned([4.0, 2.0]) == ""
+    assert transformer.not_learned([4.0, 3.9]) != ""
