@@ -101,15 +101,16 @@ def outcomes(here, asked=4, now=None, before=MappingProxyType({}), **more):
     }
 
 
-def ranks_answer(answers, to):
-    """The fixture world: its ranks answer this `to` the probe of that name, and nothing to others."""
-
-    def run(probe):
-        return answers if probe.__name__ == to else [None] * len(answers)
-
-    world = SimpleNamespace(run=run, places=[place.gpu(index) for index in range(len(answers))])
+def ranks(size, run=None, **more):
+    """The fixture world: so many ranks, each on a GPU, that answer by `run`."""
+    world = SimpleNamespace(size=size, run=run, places=[place.gpu(index) for index in range(size)], **more)
     world.faults = partial(World.faults, world)
     return world
+
+
+def ranks_answer(answers, to):
+    """This `to` the probe of that name, and nothing to others."""
+    return ranks(len(answers), lambda probe: answers if probe.__name__ == to else [None] * len(answers))
 
 
 def _outcome(check, fixtures, topology):

@@ -21,19 +21,12 @@ EXACT = "test_3_exactness.py::test_collective_is_exact"
 # Changes torch.distributed on the ranks, where it lasts: they are warm processes.
 FAULT = """
 def plant(rank, fault):
+    from types import SimpleNamespace
+
     import torch
     import torch.distributed as dist
 
     genuine = dist.all_reduce
-
-    class Damaged:
-        def __init__(self, work, tensor):
-            self.work, self.tensor = work, tensor
-
-        def wait(self, *args):
-            done = self.work.wait(*args)
-            damage(self.tensor)
-            return done
 
     def damage(tensor):
         if tensor.numel() < 1000:  # the small ones that only line ranks up
@@ -47,7 +40,7 @@ def plant(rank, fault):
         if rank.index != 1 or fault == "flip in the input":
             return work
         if async_op:
-            return Damaged(work, tensor)
+            return SimpleNamespace(wait=lambda *args: (work.wait(*args), damage(tensor)))
         damage(tensor)
 
     dist.all_reduce = all_reduce
@@ -152,7 +145,6 @@ def test_report_is_one_file_with_figures_and_a_place_to_sign_and_junit_has_every
     assert not re.search(r"""<link|\bsrc=["'](?!data:|["'])""", html)
     for words in ("<svg", "bus bandwidth", "training throughput", "Vendor", "Customer", "not judged"):
         assert words.lower() in html.lower()
-    (folder,) = rehearsal.folders
     (suite,) = ElementTree.parse(folder / "junit.xml").iter("testsuite")
     assert {case.get("name") for case in suite.iter("testcase")} == rehearsal.outcomes.keys()
     found = {(each.get("name"), each.get("value")) for each in suite.iterfind("properties/property")}

@@ -78,16 +78,18 @@ def test_a_terminal_shows_how_far_it_is_by_lines_or_by_the_table(drawn):
     assert lines == ([] if drawn else ["< 0.1 s", "1 min 0 s", "2 min 0 s", "3 min 0 s"])
 
 
-def drew(*watts):
-    """A GPU with a limit of 700 W in turns of products; each with the median of its samples."""
-    gpu = Gpu(0, {"power_limit_watts": 700.0})
-    (power,) = endurance._power("burn_power", SimpleNamespace(gpus=[gpu]), {gpu.place: watts})
-    return judge(power, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "a check", rehearsal=False)
+GPU = Gpu(0, {"power_limit_watts": 700.0})
 
 
-def test_a_spike_of_power_does_not_make_up_for_a_light_load():
-    assert drew(*[300.0] * 20, 525.0).state == "missed"
-    assert drew(*[690.0] * 20, 300.0).state == "met"
+def state_of(figure):
+    return judge(figure, for_gpu("NVIDIA H200"), GpuTopology((GPU,), (("X",),)), "a check", rehearsal=False).state
+
+
+@pytest.mark.parametrize(("watts", "state"), [([*[300.0] * 20, 525.0], "missed"), ([*[690.0] * 20, 300.0], "met")])
+def test_a_spike_of_power_does_not_make_up_for_a_light_load(watts, state):
+    """In turns of matmuls, each with the median of its samples."""
+    (power,) = endurance._power("burn_power", SimpleNamespace(gpus=[GPU]), {GPU.place: watts})
+    assert state_of(power) == state
 
 
 @pytest.mark.parametrize("state", [None, GpuState(), GpuState(power_watts=300.0)], ids=str)
@@ -108,6 +110,4 @@ WARMING = [1.0 - 0.004 * min(turn, 10) for turn in range(30)]
     ([1.0] * 2, "met"),
 ])  # fmt: skip
 def test_what_is_kept_is_of_the_rate_of_a_warm_gpu(rates, state):
-    gpu = Gpu(0, {})
-    kept = endurance._retention("matrix products", {gpu.place: rates}, cold=10)
-    assert judge(kept, for_gpu("NVIDIA H200"), GpuTopology((gpu,), (("X",),)), "", rehearsal=False).state == state
+    assert state_of(endurance._retention("matrix products", {GPU.place: rates}, cold=10)) == state

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,35 +35,44 @@ ONE_OF_EACH = (
 )
 
 
+OUTSIDE = {**KEPT, "PYTHONPATH": ""}
+
+
+def ended(command, folder, around=KEPT, status=0):
+    """What a process printed that has ended so: on stdout, or on stderr if it failed."""
+    command = list(map(str, command))
+    found = subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, timeout=SECONDS)
+    assert found.returncode == status, found.stdout + found.stderr
+    return found.stderr if status else found.stdout
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """A virtual environment outside of the checkout with the wheel in it; all else it has from this Python's."""
     pytest.importorskip("hatchling", reason="builds the wheel")
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, ROOT], ROOT)
+    ended([*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, ROOT], ROOT)
     (wheel,) = folder.glob("*.whl")
-    _run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], folder)
+    ended([sys.executable, "-m", "venv", "--without-pip", folder / "env"], folder, OUTSIDE)
     (packages,) = (folder / "env" / "lib").glob("python3.*/site-packages")
     others = [place for place in sys.path if Path(place).name.endswith("-packages")]
     (packages / "others.pth").write_text("\n".join(others))
     python = folder / "env" / "bin" / "python"
-    _run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], folder)
+    ended([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], folder, OUTSIDE)
     return python.parent
 
 
-@pytest.mark.parametrize(
-    "called",
-    [["gpufleet", "accept"], ["python", "-m", "pytest", "--pyargs", "pytest_gpufleet.acceptance"]],
-    ids=["accept", "pyargs"],
-)
-def test_an_installed_wheel_has_the_suite(environment, tmp_path, called):
+@pytest.mark.parametrize("called", ["gpufleet accept", "python -m pytest --pyargs pytest_gpufleet.acceptance"])
+def test_an_installed_wheel_has_the_whole_suite(environment, tmp_path, called):
     present = Path("/dev/nvidiactl").exists()
-    program, *arguments = called
-    options = ["-q", *(["--rehearse"] if present else []), "-k", FEW, "-p", "begun"]
+    program, *arguments = called.split()
+    options = ["-q", *(["--rehearse"] if present else []), "--fleet-level=burnin", "-k", FEW, "-p", "begun"]
     (tmp_path / "begun.py").write_text(BEGUN)
-    printed = _run([environment / program, *arguments, *options], tmp_path)
+    printed = ended([environment / program, *arguments, *options], tmp_path, OUTSIDE)
     assert "begun: True" in printed
+    cases = [case for name in shipped().checks for case in shipped().cases(name)]
+    assert f"2 passed, {len(cases) - 2} deselected" in printed
     assert len(printed.splitlines()) < 20  # cron sends them by mail
     (folder,) = (tmp_path / "reports").iterdir()
     record = read(folder / "evidence.jsonl")
@@ -74,27 +82,9 @@ def test_an_installed_wheel_has_the_suite(environment, tmp_path, called):
         "test_4_each_gpu.py::test_matrix_product_is_exact[bf16]": "passed",
     }
     assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])
-    again = " ".join(["pytest", *arguments[2:]] if program == "python" else called)
+    again = called.removeprefix("python -m ")
     assert record.run.command == f"{again} {shlex.join(options)}"
     assert record.run.command_line.typed("--gpus 8", whole_suite=True) == f"{again} --gpus 8"
-
-
-def test_an_installed_wheel_has_all_of_the_suite(environment, tmp_path):
-    options = ["--fleet-level=burnin", "--collect-only", "-qq"]
-    listed = _run([environment / "gpufleet", "accept", *options], tmp_path)
-    counted = {name: int(count) for name, count in re.findall(r"(test_\w+\.py): (\d+)", listed)}
-    cases = [case for name in shipped().required("burnin") for case in shipped().cases(name)]
-    assert counted == Counter(case.partition("::")[0] for case in cases)
-    assert not (tmp_path / "reports").exists()
-
-
-def _run(command, folder):
-    outside = {**KEPT, "PYTHONPATH": ""} if folder != ROOT else None
-    ended = subprocess.run(
-        list(map(str, command)), cwd=folder, env=outside, capture_output=True, text=True, timeout=SECONDS
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 def test_every_file_is_a_start_for_ones_own_checks(run_pytest):
@@ -106,17 +96,14 @@ def test_every_file_is_a_start_for_ones_own_checks(run_pytest):
     assert set(run.outcomes.values()) == {"passed", "not applicable"}
 
 
-@pytest.mark.parametrize(
-    "start", [(), ("-m", "torch.distributed.run", "--nproc_per_node=2")], ids=["python", "torchrun"]
-)
+@pytest.mark.parametrize("start", ["", "-m torch.distributed.run --nproc_per_node=2"], ids=["python", "torchrun"])
 def test_who_starts_a_file_of_the_suite_without_pytest_is_told(start, tmp_path):
     copy = tmp_path / "checks"
     shutil.copytree(ACCEPTANCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("test_1_order.py", *(() if start else ("conftest.py", "__init__.py"))):
-        command = [sys.executable, *start, str(copy / name)]
-        ended = subprocess.run(command, env=KEPT, capture_output=True, text=True, timeout=SECONDS, check=False)
-        assert ended.returncode == (1 if start else 4)  # torchrun's own, of ranks that failed
-        assert ended.stderr.count("tests nothing when Python or torchrun starts it: run `pytest") == 1
+        status = 1 if start else 4  # torchrun's own, of ranks that failed
+        printed = ended([sys.executable, *start.split(), copy / name], None, status=status)
+        assert printed.count("tests nothing when Python or torchrun starts it: run `pytest") == 1
     for path in copy.glob("*.py"):
         assert re.search(r"^(import|from) pytest_gpufleet ", path.read_text(), re.MULTILINE), path.name
 
@@ -125,7 +112,7 @@ def test_a_file_that_does_something_by_itself_may_be_started(tmp_path):
     own = tmp_path / "test_own.py"
     for text in ("def test_it(): pass\nif __name__ == '__main__': print('ran')", "print('ran')"):
         own.write_text(f"import pytest_gpufleet\n{text}\n")
-        assert subprocess.run([sys.executable, own], env=KEPT, capture_output=True, check=True).stdout == b"ran\n"
+        assert ended([sys.executable, own], None) == "ran\n"
 
 
 # ---------------------------------------------------------------- in a clone, where it is not installed
@@ -143,32 +130,27 @@ def lay_out_clone(folder):
 
 
 @pytest.fixture
-def clone(tmp_path):
-    return lay_out_clone(tmp_path / "clone")
-
-
-@pytest.fixture
 def run_without_installation(tmp_path):
     """pytest with all packages of this Python but this one, and those of `without`."""
 
-    def run(folder, *arguments, without=()):
+    def run(folder, *arguments, without=(), status=0):
         packages = tmp_path / "packages"
         packages.mkdir()
         for path in INSTALLED.iterdir():
             if "gpufleet" not in path.name and not path.name.startswith(without) and path.suffix != ".pth":
                 (packages / path.name).symlink_to(path)
         command = [sys.executable, "-S", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        environment = {**KEPT, "PYTHONPATH": str(packages)}
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+        return ended(command, folder, {**KEPT, "PYTHONPATH": str(packages)}, status)
 
     return run
 
 
-def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(clone, run_without_installation):
+def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(tmp_path, run_without_installation):
+    clone = lay_out_clone(tmp_path / "clone")
     with (clone / "conftest.py").open("a") as file:
         file.write("\n# changed\n")
-    ended = run_without_installation(clone, "acceptance/test_3_exactness.py", "--rehearse=3", "-k", "all_reduce")
-    assert "REHEARSAL on 3 CPU ranks" in ended.stdout, ended.stdout + ended.stderr
+    printed = run_without_installation(clone, "acceptance/test_3_exactness.py", "--rehearse=3", "-k", "all_reduce")
+    assert "REHEARSAL on 3 CPU ranks" in printed
     (folder,) = (clone / "reports").iterdir()
     record = read(folder / "evidence.jsonl")
     assert {check.outcome for check in record.checks.values()} == {"passed"}
@@ -179,10 +161,10 @@ def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(clone, run_wit
     (("cloudpickle", "msgspec"), "cloudpickle, msgspec"),
     (("jinja2", "pytest_html"), "jinja2"),  # pytest-html, where it is installed, needs it too
 ], ids=["messages", "report"])  # fmt: skip
-def test_what_is_missing_is_named_in_one_sentence(clone, run_without_installation, without, named):
-    ended = run_without_installation(clone, "acceptance", "--gpus=8", without=without)
-    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
-    (error,) = ended.stderr.strip().splitlines()
+def test_what_is_missing_is_named_in_one_sentence(tmp_path, run_without_installation, without, named):
+    how = {"without": without, "status": pytest.ExitCode.USAGE_ERROR}
+    printed = run_without_installation(lay_out_clone(tmp_path / "clone"), "acceptance", "--gpus=8", **how)
+    (error,) = printed.strip().splitlines()
     how = f"{sys.executable} -m pip install {named.replace(',', '')}"
     assert error.endswith(f"pytest-gpufleet needs {named}: {how}")
 
@@ -204,11 +186,7 @@ def test_a_user_without_privileges_runs_a_checkout_that_nobody_can_write_to():
         became = [program, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *READS_ALL]
         command = [*became, sys.executable, "-m", "pytest", checkout / "acceptance", "--rehearse", "-q", "-k", FEW]
         homeless = {name: value for name, value in KEPT.items() if name != "HOME"}
-        environment = {**homeless, "PYTHONPATH": str(checkout / "src")}
-        ended = subprocess.run(
-            list(map(str, command)), cwd=own, env=environment, capture_output=True, text=True, timeout=SECONDS
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        ended(command, own, {**homeless, "PYTHONPATH": str(checkout / "src")})
         (folder,) = (own / "reports").iterdir()
         record = read(folder / "evidence.jsonl")
         assert (record.verdict, record.altered, record.spoiled) == ("REHEARSAL", [], [])

@@ -70,20 +70,26 @@ def plant(rank, fault):
 """
 
 
-@pytest.mark.parametrize(("check", "plant", "fault", "code", "named"), [
-    (f"{TRANSFORMER}::test_loss_follows_fp32", FAULTY, "attention", "training_wrong", [1]),
-    (f"{TRANSFORMER}::test_speed", FAULTY, "no step", "rank_raised", [1]),
-    (f"{TRANSFORMER}::test_ranks_end_alike", FAULTY, "weight", "replicas_differ", [1]),
-    (f"{UNDER_LOAD}::test_both_stay_exact", test_compute.FAULT, "one bit", "matmul_nondeterministic", [1]),
-    (f"{UNDER_LOAD}::test_both_stay_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),
-    (f"{EACH_GPU}::test_collectives_of_the_soak_are_exact", test_acceptance.FAULT, "flip", "collective_wrong", [1]),
-    (INFERENCE, FAULTY, "always", "inference_wrong", [1, 1]),  # of each alone, and of all together by its logits
-    (INFERENCE, FAULTY, "once", "inference_wrong", [1, 0, 1, 2]),  # all add up what one of them had wrong
-])  # fmt: skip
-def test_the_rank_that_is_wrong_is_named(planted, check, plant, fault, code, named):
-    run = planted(plant, fault, check, "--rehearse=3")
+BOTH, SOAK = f"{UNDER_LOAD}::test_both_stay_exact", f"{EACH_GPU}::test_collectives_of_the_soak_are_exact"
+# By fault: the checks, what plants it, the code, and the ranks that are named.
+WRONG = {
+    "attention": ([f"{TRANSFORMER}::test_loss_follows_fp32"], FAULTY, "training_wrong", [1]),
+    "no step": ([f"{TRANSFORMER}::test_speed"], FAULTY, "rank_raised", [1]),
+    "weight": ([f"{TRANSFORMER}::test_ranks_end_alike"], FAULTY, "replicas_differ", [1]),
+    "one bit": ([BOTH], test_compute.FAULT, "matmul_nondeterministic", [1]),
+    "flip": ([BOTH, SOAK], test_acceptance.FAULT, "collective_wrong", [1, 1]),
+    "always": ([INFERENCE], FAULTY, "inference_wrong", [1, 1]),  # of each alone, and of all together by its logits
+    "once": ([INFERENCE], FAULTY, "inference_wrong", [1, 0, 1, 2]),  # all add up what one of them had wrong
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_the_rank_that_is_wrong_is_named(planted, fault):
+    checks, plant, code, named = WRONG[fault]
+    run = planted(plant, fault, *checks, "--rehearse=3")
     found = [(each.name, place.index) for each in run.record.faults for place in each.subjects]
     assert found == [(code, index) for index in named]
+    assert len({each.check for each in run.record.faults}) >= len(checks)
 
 
 def test_a_late_rank_is_slower_alone(planted):

@@ -2,6 +2,7 @@
 
 import inspect
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,10 +32,8 @@ PORTS = set_host(network_ports=[port(number) for number in range(4)])
 ])  # fmt: skip
 def test_infiniband_links_that_went_down_within_a_day(flaps, what):
     outcome = outcomes(recorded(set_host(link_flaps=flaps)))["test_infiniband_links_stayed_up_for_a_day"]
-    assert outcome.what == what
-    assert ["mlx5_1/1: its link went down 3 times" in fault.what for fault in outcome.faults] == [True] * (
-        what == "failed"
-    )
+    named = ["mlx5_1/1: its link went down 3 times" in fault.what for fault in outcome.faults]
+    assert (outcome.what, named) == (what, [True] * (what == "failed"))
 
 
 def wrote(usual=389.6, **third):
@@ -63,27 +62,21 @@ SLOW_ORDER = [{"adapter": "MT4129", "count": 4, "gigabits_per_second": 200}]
     (200, OF_DELL, NOT_INSTALLED, SLOW_ORDER, "passed"),
     (200, OF_DELL, able(400), None, "failed"),
     (200, OF_DELL, able(200), None, "passed"),
+    (200, None, NOT_INSTALLED, None, "not applicable"),  # ports of EFA have no board that is known
 ])  # fmt: skip
 def test_ports_at_half_the_rate_of_their_board(rate, board, optics, order, what):
     given = order and Order("order.toml", "", {"ports": order})
-    here = recorded(PORTS, set_port(rate=f"{rate} Gb/sec", board=board), set_host(optics=optics))
+    layer = "InfiniBand" if board else "Unspecified"
+    here = recorded(PORTS, set_port(rate=f"{rate} Gb/sec", board=board, link_layer=layer), set_host(optics=optics))
     outcome = outcomes(here, fleet_order=given)["test_ports_run_at_the_rate_of_their_board"]
     assert outcome.what == what
     assert [fault.name for fault in outcome.faults] == ["nic_rate_low"] * (4 if what == "failed" else 0)
 
 
-def test_ports_of_efa_have_no_board_that_is_known():
-    found = outcomes(recorded(PORTS, set_port(link_layer="Unspecified")))
-    assert found["test_ports_run_at_the_rate_of_their_board"].what == "not applicable"
-
-
 def written(change):
     judged = []
-
-    def judge(measured, on_miss):
-        judged.append((measured(), on_miss))
-
-    return outcomes(recorded(change), judge=judge)["test_adapters_write_to_themselves"], judged
+    found = outcomes(recorded(change), judge=lambda measured, on_miss: judged.append((measured(), on_miss)))
+    return found["test_adapters_write_to_themselves"], judged
 
 
 def test_adapters_that_write_to_themselves_and_one_through_which_nothing_goes():
@@ -210,14 +203,11 @@ def by_rdma(check, *installed, **more):
 
 
 def test_rails_that_do_not_connect_by_rdma(monkeypatch):
-    check, asked = "test_nodes_write_to_each_other_by_rdma", []
-
-    def cut_off(rdma):
-        asked.append(rdma)
-        return [Fault("node_cut_off", (Place(1, "node"),), "mlx5_1/1: why")]
-
+    check = "test_nodes_write_to_each_other_by_rdma"
+    cut_off = Mock(return_value=[Fault("node_cut_off", (Place(1, "node"),), "mlx5_1/1: why")])
     outcome = by_rdma(check, INSTALLED, INSTALLED, cut_off=cut_off)
-    assert ([fault.name for fault in outcome.faults], asked) == (["node_cut_off"], [INSTALLED])
+    assert [fault.name for fault in outcome.faults] == ["node_cut_off"]
+    cut_off.assert_called_once_with(rdma=INSTALLED)
     assert by_rdma(check, INSTALLED, INSTALLED, cut_off=lambda rdma: ()).what == "passed"
     assert by_rdma(check, MISSING, MISSING, cut_off=cut_off).what == "not applicable"
     assert by_rdma(check, HIDDEN, HIDDEN, cut_off=cut_off).what == "skipped"

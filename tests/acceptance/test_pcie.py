@@ -10,23 +10,23 @@ from pytest_gpufleet.model.place import Missing
 from tests.acceptance.checks import outcomes
 from tests.acceptance.test_faulty_machines import port
 from tests.machine.test_pcie import BOARD, VIRTUAL, config_space
-from tests.machine.trees import laid_out
+from tests.machine.trees import laid_out, replaced
 from tests.machines import recorded, set_gpu, set_gpus, set_host, set_machine, set_port, then
 
-FULL, RECORDED, CLEAN = (
-    "test_links_to_the_root_are_full",
-    "test_no_uncorrected_pcie_error_is_recorded",
-    "test_pcie_paths_stayed_clean",
-)
+FULL, CLEAN = "test_links_to_the_root_are_full", "test_pcie_paths_stayed_clean"
+RECORDED = "test_no_uncorrected_pcie_error_is_recorded"
 NEAR, GPUDIRECT, SWITCHES, P2P = (
     "test_adapters_are_next_to_gpus", "test_gpudirect_rdma_can_work", "test_switches_let_adapters_reach_gpus",
     "test_switches_let_gpus_reach_each_other",
 )  # fmt: skip
 CHECKS = (FULL, RECORDED, CLEAN, NEAR, GPUDIRECT, SWITCHES, P2P)
 
-UP = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0"
+ROOT = "sys/devices/pci0000:15/0000:15:01.0"
+UP = f"{ROOT}/0000:16:00.0"
 TO_GPU, TO_ADAPTER = f"{UP}/0000:17:00.0", f"{UP}/0000:17:01.0"
 GPU = f"{TO_GPU}/0000:18:00.0"
+SPEED, MAX_SPEED = f"{UP}/current_link_speed", f"{UP}/max_link_speed"
+WIDTH, MAX_WIDTH = f"{UP}/current_link_width", f"{UP}/max_link_width"
 
 
 def machine(tmp_path, *changes, name=BOARD, change=str, control=0):
@@ -65,13 +65,8 @@ def failed(outcomes):
     }
 
 
-def set_to(path, old, new):
-    def change(text):
-        before, after = f"== {path}\n{old}", f"== {path}\n{new}"
-        assert before in text
-        return text.replace(before, after)
-
-    return change
+def set_to(old, new, *paths):
+    return replaced(*((f"== {path}\n{old}", f"== {path}\n{new}") for path in paths))
 
 
 def counted(path, kind, name, count):
@@ -99,17 +94,10 @@ def test_a_server_as_it_was_recorded_and_a_virtual_machine_that_shows_the_module
 CLOSED, OPEN = (set_host(gpudirect={"peer_module": None, "open_modules": each}) for each in (False, True))
 
 
-def unknown(text):
-    return re.sub(r"(/(?:current|max)_link_width)\n16\n", r"\1\n255\n", text)
-
-
-def kept_by_the_firmware(text):
-    return text.replace("sys/bus/pci_express/drivers/aer/", "sys/bus/pci_express/drivers/other/")
-
-
 @pytest.mark.parametrize(("changes", "checks"), [
-    ({"change": unknown}, {FULL}),
-    ({"change": kept_by_the_firmware}, {RECORDED, CLEAN}),
+    ({"change": lambda text: re.sub(r"(/(?:current|max)_link_width)\n16\n", r"\1\n255\n", text)}, {FULL}),
+    # the firmware keeps them
+    ({"change": replaced(("pci_express/drivers/aer/", "pci_express/drivers/other/"))}, {RECORDED, CLEAN}),
     (set_host(pcie_acs=Missing("only root may read it", remedy="run as root")), {SWITCHES}),
     (set_host(network_ports=Missing("no RDMA driver", remedy="modprobe mlx5_ib")), {NEAR, GPUDIRECT, SWITCHES}),
 ])  # fmt: skip
@@ -124,33 +112,14 @@ RAILS = ["rail0", "rail1", "rail2", "rail3"]
 TRANSLATES = [("iommu_not_passthrough", [rail]) for rail in RAILS]
 
 
-def replacing(old, new):
-    return lambda text: text.replace(f"\n{old}\n", f"\n{new}\n")
-
-
-def before_others(text):
-    """Of each six groups the last are GPU and adapter."""
-    for number in (number for number in range(24) if number % 6 < 4):
-        text = set_to(f"sys/kernel/iommu_groups/{number}/type", "identity", "DMA-FQ")(text)
-    return text
-
-
-def narrow(text):
-    for end in ("max", "current"):
-        text = set_to(f"{UP}/{end}_link_width", "16", "8")(text)
-    return text
-
-
-def inside_a_switch(found):
-    return found[0].replace("32.0", "5.0" if found[1] == "max" else "2.5")
-
-
-def elsewhere(text):
-    """The adapter of GPU 3 is under a switch of the other socket."""
-    its = "pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0"
-    there = "pci0000:04/0000:04:01.0/0000:05:00.0"
-    assert its in text
-    return set_to(f"sys/devices/{there}/numa_node", "1", "0")(text.replace(its, there))
+# The adapter of GPU 3 is under a switch of the other socket.
+THERE = "pci0000:04/0000:04:01.0/0000:05:00.0"
+ELSEWHERE = replaced(
+    ("pci0000:59/0000:59:01.0/0000:5a:00.0/0000:5b:00.0/0000:5c:00.0", THERE),
+    (f"== sys/devices/{THERE}/numa_node\n1", f"== sys/devices/{THERE}/numa_node\n0"),
+)
+# Of each six groups the last are GPU and adapter.
+GROUPS_OF_OTHERS = [f"sys/kernel/iommu_groups/{number}/type" for number in range(24) if number % 6 < 4]
 
 
 def with_drives(*speeds):
@@ -167,12 +136,6 @@ def with_drives(*speeds):
         return text
 
     return change
-
-
-def lost_below_the_root(text):
-    """The root port waits for an answer that the link below the switch has lost."""
-    root = "sys/devices/pci0000:15/0000:15:01.0"
-    return counted(root, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))
 
 
 def one_switch(control=0x1D, bus="17", link="PIX"):
@@ -192,12 +155,16 @@ def one_switch(control=0x1D, bus="17", link="PIX"):
 # What is wrong, with the check that fails, its faults by code and places, and words of what is said.
 FAULTY = {
     "a riser costs lanes": (
-        {"change": set_to(f"{UP}/current_link_width", "16", "8")}, FULL, [("pcie_path_reduced", ["gpu0"])],
+        {"change": set_to("16", "8", WIDTH)}, FULL, [("pcie_path_reduced", ["gpu0"])],
         "from 0000:15:01.0 to 0000:16:00.0 (it leads to GPU 0, mlx5_0): it runs at 32 GT/s on 8 lanes, and can 32 GT/s",
     ),
     "a riser costs speed": (
-        {"change": set_to(f"{UP}/current_link_speed", "32.0", "16.0")}, FULL, [("pcie_path_reduced", ["gpu0"])],
+        {"change": set_to("32.0", "16.0", SPEED)}, FULL, [("pcie_path_reduced", ["gpu0"])],
         "it runs at 16 GT/s on 16 lanes, and can 32 GT/s on 16",
+    ),
+    "a riser above two GPUs blames neither": (
+        then(one_switch(control=0), lambda machine: machine.host["pci_devices"]["0000:16:00.0"].update(lanes=8)),
+        FULL, [("pcie_path_reduced", ["node"])], "GPU 1",
     ),
     # As switches counted it above an H20: Data Link Protocol Error, fatal (NVIDIA/open-gpu-kernel-modules, issue 937).
     "an error since boot that could not be corrected": (
@@ -207,8 +174,9 @@ FAULTY = {
     "an answer that did not come": (
         {"change": counted(TO_GPU, "nonfatal", "CmpltTO", 2)}, RECORDED, [("pcie_uncorrected", ["gpu0"])], "CmpltTO",
     ),
-    "an error that the root waits for: only the deepest link is named": (
-        {"change": lost_below_the_root}, RECORDED, [("pcie_uncorrected", ["gpu0"])],
+    "an answer that the root waits for, lost below the switch: only the deepest link is named": (
+        {"change": lambda text: counted(ROOT, "nonfatal", "CmpltTO", 2)(counted(TO_GPU, "fatal", "SDES", 1)(text))},
+        RECORDED, [("pcie_uncorrected", ["gpu0"])],
         "link from 0000:17:00.0 to 0000:18:00.0",
     ),
     "a drive of three that is slower": (
@@ -219,8 +187,8 @@ FAULTY = {
         {"change": counted(TO_ADAPTER, "nonfatal", "TLP", 1)}, RECORDED, [("pcie_uncorrected", ["node"])],
         "0000:19:00.0 (it leads to mlx5_0)",
     ),
-    "an IOMMU translates": ({"change": replacing("identity", "DMA")}, GPUDIRECT, TRANSLATES, ""),
-    "an IOMMU translates later": ({"change": replacing("identity", "DMA-FQ")}, GPUDIRECT, TRANSLATES, ""),
+    "an IOMMU translates": ({"change": replaced(("\nidentity\n", "\nDMA\n"))}, GPUDIRECT, TRANSLATES, ""),
+    "an IOMMU translates later": ({"change": replaced(("\nidentity\n", "\nDMA-FQ\n"))}, GPUDIRECT, TRANSLATES, ""),
     "no way to the memory of GPUs": (CLOSED, GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
     "a way that this kernel has not": (then(OPEN, OLD), GPUDIRECT, [("gpudirect_module_missing", RAILS)], ""),
     "ports of a switch redirect": (
@@ -233,7 +201,7 @@ FAULTY = {
         "by the ACS control of 0000:17:02.0 (0x001d) what it sends to GPU 0 goes over the root",
     ),
     "an adapter is on the other socket": (
-        {"change": elsewhere}, NEAR, [("nic_not_local", ["rail3"])],
+        {"change": ELSEWHERE}, NEAR, [("nic_not_local", ["rail3"])],
         "(NUMA node 1); under no GPU's switch are: mlx5_3 (NUMA node 0)",
     ),
     "an adapter whose port is down is not in use": (
@@ -252,19 +220,19 @@ def test_one_thing_is_wrong(tmp_path, what):
 
 HARMLESS = {
     "probing for devices at boot": {"change": counted(TO_GPU, "nonfatal", "UnsupReq", 2)},
-    "the link of a GPU rests": {"change": set_to(f"{GPU}/current_link_speed", "32.0", "2.5")},
-    "test_pcie_width_is_full says that": {"change": set_to(f"{GPU}/current_link_width", "16", "8")},
-    "the lanes of one port are not shown": {"change": set_to(f"{UP}/current_link_width", "16", "255")},
-    "a switch that has no more lanes": {"change": narrow},
+    "the link of a GPU rests": {"change": set_to("32.0", "2.5", f"{GPU}/current_link_speed")},
+    "test_pcie_width_is_full says that": {"change": set_to("16", "8", f"{GPU}/current_link_width")},
+    "the lanes of one port are not shown": {"change": set_to("16", "255", WIDTH)},
+    "a switch that has no more lanes": {"change": set_to("16", "8", MAX_WIDTH, WIDTH)},
     "links inside a switch": {
-        "change": lambda text: re.sub(rf"== {UP}/(max|current)_link_speed\n32.0", inside_a_switch, text)
+        "change": lambda text: set_to("32.0", "5.0", MAX_SPEED)(set_to("32.0", "2.5", SPEED)(text))
     },
     "drives on a backplane of generation 4": {"change": with_drives(16.0, 16.0, 16.0)},
     "a drive that is alone": {"change": with_drives(16.0)},
     "open modules": OPEN,
     "an old kernel": OLD,
     "an IOMMU that is off": {"change": lambda text: text.replace("/iommu_group -> ", "/no_group -> ")},
-    "an IOMMU that translates before others alone": {"change": before_others},
+    "an IOMMU that translates before others alone": {"change": set_to("identity", "DMA-FQ", *GROUPS_OF_OTHERS)},
     "SrcValid+ alone redirects nothing (NVIDIA/nccl, issue 606)": {"control": 0x01},
     "DirectTrans+: on a host of virtual machines, with ATS": {"control": 0x5D},
     "ports that do not tell": {"control": None},

@@ -3,7 +3,6 @@
 import json
 import re
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -163,7 +162,7 @@ def test_what_learns_nothing_has_no_throughput(broken, fault, words):
 
 
 # ---------------------------------------------------------------- the options of the ResNet checks
-RESNET = Path(__file__).parents[2] / "acceptance" / "test_8_resnet50.py"
+RESNET = ACCEPTANCE / "test_8_resnet50.py"
 OPTIONS = ("--rehearse", "--fleet-dir=runs")
 
 
@@ -196,9 +195,8 @@ def test_nodes_together_are_held_against_their_own_gpus_alone(monkeypatch):
     monkeypatch.setattr(check, "measure", measured)
     monkeypatch.setattr(check, "measure_all", lambda *how, **more: [measured(*how), measured(*how)])
     check.test_throughput_over_nodes(None, lambda figures, required: judged.extend(figures()))
-    assert [value for each in judged if each.metric == "scaling_efficiency" for value in each.values.values()] == [
-        1.0
-    ] * 3
+    of_all = [value for each in judged if each.metric == "scaling_efficiency" for value in each.values.values()]
+    assert of_all == [1.0] * 3
 
 
 @pytest.mark.parametrize("other", [{"batch": 512}, {"steps": 1}, {"warm_up": 3}, {"optimizer": "adam"}])
@@ -218,15 +216,9 @@ def test_thorough_checks_are_rehearsed_and_the_sweep_is_for_information(run_pyte
     swept = [each for each in thorough.record.findings if each.measurement.conditions.get("workload")]
     assert {each.measurement.conditions["workload"] for each in swept} == {"sweep"}
     assert not any(each.required for each in swept)
-    figures = [(each.measurement.metric, each.measurement.conditions) for each in swept]
-    alone, together, efficiency = (
-        [
-            (each["batch"], each["accumulated"], each.get("method"), each["ranks"])
-            for name, each in figures
-            if name == metric
-        ]
-        for metric in ("solo_train_throughput", "train_throughput", "scaling_efficiency")
-    )
-    assert alone == [(2, 1, None, 1), (4, 1, None, 1), (2, 2, None, 1)]
-    # A CPU has no DataParallel.
-    assert together == [(2, 1, "ddp", 2), (4, 1, "ddp", 2), (2, 2, "ddp", 2), (4, 1, "fsdp", 2)] == efficiency
+    figures = defaultdict(list)
+    for each in (finding.measurement for finding in swept):
+        figures[each.metric].append([each.conditions.get(key) for key in ("batch", "accumulated", "method", "ranks")])
+    assert figures["solo_train_throughput"] == [[2, 1, None, 1], [4, 1, None, 1], [2, 2, None, 1]]
+    together = [[2, 1, "ddp", 2], [4, 1, "ddp", 2], [2, 2, "ddp", 2], [4, 1, "fsdp", 2]]  # a CPU has no DataParallel
+    assert figures["train_throughput"] == figures["scaling_efficiency"] == together

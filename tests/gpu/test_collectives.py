@@ -2,15 +2,14 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.metric import row_of
 from tests.acceptance.test_acceptance import FAULT
+from tests.conftest import ACCEPTANCE
 from tests.gpu.present import COUNT, GPUS, MULTIPLIES, intruder, needs_gpus
 
-ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 EXACT, SPEED = ACCEPTANCE / "test_3_exactness.py", ACCEPTANCE / "test_6_collectives.py"
 ALL_REDUCE = "test_bus_bandwidth[all_reduce-64MiB]"
 

@@ -2,16 +2,16 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
 from pytest_gpufleet.model.place import gpu
 from pytest_gpufleet.probes.compute import rate
+from tests.conftest import ACCEPTANCE
 from tests.gpu.present import COUNT, MULTIPLIES, intruder, needs_gpus
 from tests.probes import test_compute, test_memory
 
-EACH_GPU = Path(__file__).parents[2] / "acceptance" / "test_4_each_gpu.py"
+EACH_GPU = ACCEPTANCE / "test_4_each_gpu.py"
 REPEAT = test_compute.REPEAT
 HOLDS = test_memory.HOLDS
 

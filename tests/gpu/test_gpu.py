@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +17,8 @@ from pytest_gpufleet.model.place import Missing
 from pytest_gpufleet.verdict import physical_limits as peaks
 from pytest_gpufleet.world.engines.processes import look as alive
 from tests.boards import BOARDS
-from tests.conftest import FILES
+from tests.conftest import FILES, ROOT
 from tests.gpu.present import GPUS, needs_gpus
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = needs_gpus(1)
 

@@ -1,13 +1,13 @@
 """The links of real GPUs, sound ones and ones made faulty. Skipped without them."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.conftest import ACCEPTANCE
 from tests.gpu.present import COPIES, GPUS, intruder, needs_gpus
 
-LINKS = Path(__file__).parents[2] / "acceptance" / "test_5_links.py"
+LINKS = ACCEPTANCE / "test_5_links.py"
 
 pytestmark = needs_gpus(2)
 over_nvlink = pytest.mark.skipif(not all(gpu.nvlinks_active for gpu in GPUS), reason="the GPUs have no NVLinks")

@@ -32,14 +32,6 @@ def group():
     run.close()
 
 
-def free(rank):
-    return torch.cuda.mem_get_info()[0]
-
-
-def process(rank):
-    return os.getpid()
-
-
 @pytest.fixture(scope="module")
 def usual(group):
     return group.run(test_training.few_steps, "fp32", SMALL, STEPS)
@@ -62,9 +54,9 @@ def test_every_recipe_learns_as_fp32_does(group, usual, recipe):
 def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
     asked = Workload(batch=256, warm_up=10, steps=10)
     (amp,) = measure_all(group, loop.train_throughput, "amp", asked)
-    before = group.run(free)
+    before = group.run(lambda rank: torch.cuda.mem_get_info()[0])
     fast, *shares, busy = measure_all(group, loop.train_throughput, "peak", asked, closely=True)
-    after = group.run(free)
+    after = group.run(lambda rank: torch.cuda.mem_get_info()[0])
     assert fast.values[WORLD] > amp.values[WORLD]
     assert all(share.values[WORLD] < 0.2 for share in shares)  # of one GPU there is none
     assert list(busy.values) == list(group.places)
@@ -73,11 +65,11 @@ def test_peak_is_faster_than_amp_and_its_memory_comes_back(group):
 
 
 def test_full_memory_is_found_without_losing_a_rank(group):
-    pids = group.run(process)
+    pids = group.run(lambda rank: os.getpid())
     for (rate, _), trouble in group.run(ways.fill_memory, "tf32", seconds=10):
         assert not trouble
         assert rate.details["steps"] >= 2
-    assert group.run(process) == pids
+    assert group.run(lambda rank: os.getpid()) == pids
 
 
 def test_memory_that_does_not_come_back_shows(group):
