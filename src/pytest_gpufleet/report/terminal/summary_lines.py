@@ -78,7 +78,7 @@ def fleet_lines(fleet: Fleet) -> list[Line]:
     headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
     lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)
     lines += first_few([wrapped(reason, "  - ") for reason in fleet.reasons], 12, "  - ")
-    if wrong := [_host(row) for row in host_rows(fleet) if row.wrong]:
+    if wrong := [_host(row) for row in sorted(host_rows(fleet), key=lambda row: row.minor) if row.wrong]:
         lines += [(f"Hosts to look at: {len(wrong)}", HEADING), *first_few(wrong, MOST_HOSTS, "  ")]
     return lines
 
