@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.language import LANGUAGES, in_language
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
+from pytest_gpufleet.run.settings import share
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
 from pytest_gpufleet.verdict.judgement import read
@@ -108,12 +108,6 @@ FORMS: dict[str, Callable[[list[State]], Iterator[str]]] = {
 }  # fmt: skip
 
 
-def _share(text: str) -> str:
-    if not re.fullmatch("[0-9]{1,6}|[0-9]{1,2}%|100%", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of nodes, such as 5, nor a share of them, such as 10%")
-    return text
-
-
 class _Found:
     """What can be used of folders, one after the other: no more than one whole record is in memory at a time."""
 
@@ -154,7 +148,7 @@ class _Found:
     command.as_json(help="no summary, but one JSON object"),
     command.argument("--as", choices=FORMS, dest="form", help="print what drains the nodes that failed: commands of "
                      "scontrol, patches of a node's condition for kubectl, or a message HealthEvents of NVSentinel"),
-    command.argument("--drain-at-most", type=_share, metavar="N|SHARE", default="10%",
+    command.argument("--drain-at-most", type=share, metavar="N|SHARE", default="10%",
                      help="how many nodes --as lets one run drain, or which share of them, 1 at least (default: 10%%)"),
     command.output(help="write the report of the fleet as HTML"),
     command.argument("--language", choices=LANGUAGES, default="en", help="of that report (default: en)"),

@@ -128,11 +128,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         run.watch(partial(setattr, screen, "sample"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    session.config.stash[RUN].beginning.close()
-
-
 def pytest_enter_pdb(config: pytest.Config) -> None:
     config.stash[SCREEN].leave_to_a_debugger()
 

@@ -86,6 +86,7 @@ class ReportFiles:
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
         """A path that is not there, or a marker that is wrong: the run never began, and has no report."""
+        self._run.beginning.close()
         try:
             return (yield)
         except pytest.UsageError:

@@ -75,6 +75,7 @@ def _count_or_word(text: str) -> int | str:
 _COUNT = "0*[1-9][0-9]{0,8}"
 whole_number = _reader(_COUNT, int, "is not a whole number, 1 or more")
 rank_count = _reader(_COUNT, int, "is not a number of CPU ranks (1 or more), as in --rehearse=4")
+share = _reader("[0-9]{1,6}|[0-9]{1,2}%|100%", str, "is no number of nodes, like 5, nor a share of them, like 10%")
 index = _reader(f"0|{_COUNT}", int, "is not the number of a node, 0 or more")
 gpu_count = _reader(
     f"all|auto|{_COUNT}", _count_or_word,

@@ -45,7 +45,8 @@ class Target:
     def headline(self, level: str, basis: str) -> str:
         """One line on what a run of this level was given, and what it asks of limits if that is not the least."""
         if self.rehearsal_ranks:
-            return f"REHEARSAL on {self.rehearsal_ranks} CPU ranks{self.where}, no GPU is tested ({self.why})"
+            ranks = "1 CPU rank" if self.rehearsal_ranks == 1 else f"{self.rehearsal_ranks} CPU ranks"
+            return f"REHEARSAL on {ranks}{self.where}, no GPU is tested ({self.why})"
         if not self.topology.gpus:
             return f"no GPU: {self.why}"
         models, count = {gpu.name for gpu in self.topology.gpus}, len(self.topology.gpus)
