@@ -89,7 +89,7 @@ def test_what_cannot_be_had_and_what_is_wrong(changes, expected):
 def write(path, *events):
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
-        file.writelines(json.dumps({"t": "", **event}) + "\n" for event in events)
+        file.writelines((each if isinstance(each, str) else json.dumps({"t": "", **each})) + "\n" for each in events)
 
 
 def started(name):
@@ -106,6 +106,7 @@ PROGRESS = {"event": "progress", "check": "x.py::b", "done": 150, "of": 600.0, "
     ([started("x.py::b"), PROGRESS], "b ###......... 2 min 30 s of 10 min 0 s, 7 min 30 s left: training"),
     ([started("a"), {"event": "verdict", "verdict": "REJECTED", "reasons": []}], ""),
     ([started("a\x1b]0;b\n")], "a]0;b"),  # nothing that a terminal would obey
+    (['{"event": "check_started", "check": ' + "[" * 100_000], ""),
 ])  # fmt: skip
 def test_the_running_check_is_the_one_that_the_end_of_the_evidence_names(tmp_path, events, running):
     assert running_check(tmp_path) == ""

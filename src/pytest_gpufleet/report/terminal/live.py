@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpufleet import safe_files
+from pytest_gpufleet.model import events
+from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.model.place import GpuTopology, clock_events
 from pytest_gpufleet.report import wording
@@ -163,8 +165,6 @@ def has_room(stream: TextIO, lines: int) -> bool:
     return os.get_terminal_size(stream.fileno()).lines >= lines + 8  # for the others, at least
 
 
-# ---------------------------------------------------------------- the running check
-
 TAIL = 16 << 20  # bytes: some hours of telemetry, which says nothing of checks
 BAR = 12  # characters
 
@@ -180,22 +180,17 @@ def running_check(folder: Path) -> str:
             file.seek(max(0, path.lstat().st_size - TAIL))
             lines = file.read(TAIL).rpartition(b"\n")[0]  # the last one may still be being written
         at = max(lines.rfind(b'"event": "%s' % kind) for kind in (b"check_", b"verdict", b"progress"))
-        event = json.loads(lines[lines.rfind(b"\n", 0, max(0, at)) + 1 :].partition(b"\n")[0])
-    except (OSError, ValueError):  # somebody removed the folder, or it is no evidence
+        event = events.typed(json.loads(lines[lines.rfind(b"\n", 0, max(0, at)) + 1 :].partition(b"\n")[0]))
+    except (OSError, ValueError, RecursionError, Refused):  # somebody removed the folder, or it is no evidence
         return ""
+    text = ""
     match event:
-        case {"event": "check_started", "check": str(check)}:
-            return "".join(filter(str.isprintable, check))
-        case {
-            "event": "progress",
-            "check": str(check),
-            "done": (int() | float()) as done,
-            "of": (int() | float()) as of,
-        }:
+        case events.CheckStarted(check=text):
+            pass
+        case events.Progress(check=check, done=done, of=of, doing=doing):
             bar = "#" * round(BAR * min(1.0, done / of)) if of else ""
-            text = f"{check.rpartition('::')[2]} {bar:.<{BAR}} {_time(done, of)}: {event.get('doing')}"
-            return "".join(filter(str.isprintable, text))
-    return ""
+            text = f"{check.rpartition('::')[2]} {bar:.<{BAR}} {_time(done, of)}: {doing}"
+    return "".join(filter(str.isprintable, text))
 
 
 def _time(done: float, whole: float) -> str:
