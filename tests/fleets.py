@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.model.place import Gpu
 from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
@@ -53,7 +54,7 @@ def host_run(
         gpus += (Gpu(gpu.index, {"gsp_firmware": "580.159.04", **gpu.facts, **own}),)
     topology = replace(base.topology, gpus=gpus)
     node = NodeFound(0, host, f"SN-{host}", tuple(gpu.uuid for gpu in gpus))
-    header = {"host": host, "nodes": (node,), **({"utc": utc} if utc else {}), **(run or {})}
+    header = {"host": host, "nodes": (node,), **({"utc": Moment(utc)} if utc else {}), **(run or {})}
     made = replace(
         base,
         run=structs.replace(base.run, **header),

@@ -66,9 +66,8 @@ def _refuse_to_be_no_test() -> None:
     if "__main__" in text or ("def test_" not in text and file.startswith("test_")):  # it does something by itself
         return
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        run = (
-            f"run `pytest {path if file.startswith('test_') else folder} --gpus 8`, which starts a process for each GPU"
-        )
+        checks = path if file.startswith("test_") else folder
+        run = f"run `pytest {checks} --gpus 8`, which starts a process for each GPU"
         print(f"{path} tests nothing when Python or torchrun starts it: {run}", file=sys.stderr)
     raise SystemExit(4)
 

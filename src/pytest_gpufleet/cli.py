@@ -65,9 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if (word := arguments[0]) not in COMMANDS and not word.startswith("-"):
         near = difflib.get_close_matches(word, COMMANDS, n=1)
-        parser.error(
-            f"{word!r} is no command: {f'did you mean {near[0]}?' if near else '`gpufleet` lists the commands'}"
-        )
+        hint = f"did you mean {near[0]}?" if near else "`gpufleet` lists the commands"
+        parser.error(f"{word!r} is no command: {hint}")
     given, unknown = parser.parse_known_args(arguments)
     given.passed_on = unknown
     if given.passed_on and not given.passes_on:

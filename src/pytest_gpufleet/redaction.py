@@ -3,8 +3,7 @@
 Names of processes, drives and hosts, messages, output, tracebacks, command lines and values of variables are chosen by
 others, and reports go from hand to hand. A secret is known by where it stands (a password in an address, what follows
 the name "token"), or by its value, where the environment has it under a name that promises one. Numbers, paths and
-words like "none" are left as they are: our own figures and serial numbers are no secrets, whatever stands before them.
-"""
+words like "none" stay as they are: our own figures and serial numbers are no secrets, whatever stands before them."""
 
 import hmac
 import os
@@ -17,9 +16,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-# Colour codes first, as whole sequences; then every control character that is not white space, those that turn the
-# direction of writing, so that a line reads otherwise than it stands there, and the halves of surrogate pairs, which no
-# UTF-8 file can hold.
+# Colour codes first, as whole sequences; then every control character that is no white space, those that turn the
+# direction of writing, by which a line reads otherwise than it is, and halves of surrogate pairs, which are no UTF-8.
 _COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]"
 _UNPRINTABLE = re.compile(
     rf"{_COLOUR}|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
@@ -42,6 +40,12 @@ def clean_screen(text: str) -> str:
     """What pytest writes to a terminal, colours and all, without what steers the terminal otherwise."""
     parts = _PYTESTS_OWN.split(text)
     return "".join(part if at % 2 else clean(part) for at, part in enumerate(parts)) if "\x1b" in text else clean(text)
+
+
+def shortened(text: str, most: int, where: str = "") -> str:
+    """Its beginning and its end, of a long one: the cause of a failure is in one of the two. `where`: the rest is."""
+    left_out = f"... {len(text) - most:,} characters left out{where} ..."
+    return f"{text[: most // 2]}\n{left_out}\n{text[-most // 2 :]}" if len(text) > most else text
 
 
 HIDDEN = "(hidden)"
@@ -293,10 +297,6 @@ def use_aliases(wanted: bool) -> None:
     """From here on evidence and all that is shown of tests has aliases; or has none any more."""
     global _aliases
     _aliases = Aliases(os.environ.get(ALIAS_KEY, "")) if wanted else None
-
-
-def with_aliases() -> bool:
-    return _aliases is not None
 
 
 def aliased(value: Any) -> Any:

@@ -58,7 +58,7 @@ def test_what_is_no_value_of_an_option_is_refused():
         ("--fleet-note", "4711", "4711.*write KEY=VALUE"), ("--fleet-note", "order=", "order=.*write KEY=VALUE"),
         ("--fleet-basis", "best", "'best' is not a grade of limits"),
         *(("--fleet-network", wrong, f"'{wrong}' is not the network rate") for wrong in ("fast", "0", "nan")),
-        ("--fleet-without", "bmc,bios", "'bios' is not a subject of the host; choose from acs, bmc, cabling, dcgm"),
+        ("--fleet-without", "bmc,bios", "'bios' is no subject of the host; choose from acs, bmc, cabling, dcgm"),
         *(("--fleet-webhook", url, "not an http or https address")
           for url in ("file:///etc/passwd", "ftp://host/x", "host:80", "https://")),
         *(("--fleet-burn-in", text, "is not a duration: write a whole number and s, m, h or d, like 15m or")
@@ -78,6 +78,9 @@ def test_what_is_no_value_of_an_option_is_refused():
     ("--rehearse --fleet-burn-in=2h --fleet-level=quick", ["--fleet-burn-in is part of level burnin", "quick was"]),
     ("--rehearse --resnet-model=resnet34", ["--resnet-model: invalid choice: 'resnet34'"]),
     ("--rehearse --resnet-batch=1e3", ["--resnet-batch: '1e3' is not a whole number, 1 or more"]),
+    ("--rehearse --fleet-returns=x --fleet-level=quick", ["--fleet-returns has the level of the run before"]),
+    ("--rehearse --fleet-returns=x --nodes=2", ["--fleet-returns is about one machine"]),
+    ("--rehearse --fleet-replaced=gpu3", ["give the run before with --fleet-returns DIR"]),
     ("--pyargs pytest_gpufleet", ["pytest_gpufleet.acceptance"]),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_refused(asked, arguments, words):
@@ -123,6 +126,7 @@ BAD_FILES = {
     ("--rehearse --fleet-order bad_order.toml", ["bad_order.toml:3", 'unknown key "nvlink"', '"nvlinks"?']),
     ("--rehearse --fleet-prometheus=broken.toml", ["broken.toml", "is no textfile of an earlier run"]),
     ("--rehearse --fleet-dir=file", ["file", "cannot be written", "--fleet-dir"]),
+    ("--rehearse --html=.", ["--html", "cannot be written: it is a folder"]),
 ])  # fmt: skip
 def test_bad_input_ends_with_one_sentence_before_anything_starts(run_pytest, arguments, words):
     run = run_pytest(f"--fleet-dir={REPORTS}", *shlex.split(arguments), files=BAD_FILES)
@@ -207,7 +211,7 @@ def test_plain_run_imports_nothing_heavy_and_keeps_its_order(run_fresh):
     assert "gpufleet:" not in run.text
 
 
-def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
+def test_plain_run_may_use_the_world_says_first_that_it_is_a_rehearsal_and_makes_no_report(run_pytest):
     module = """
         import pytest
 
@@ -221,6 +225,8 @@ def test_plain_run_may_use_the_world_and_makes_no_report(run_pytest):
     run = run_pytest(files={"test_inner.py": module})
     assert run.status == 0, run.text
     assert "2 passed" in run.text
+    assert 0 < run.text.find("REHEARSAL on 2 CPU ranks") < run.text.find("test_inner.py ."), run.text
+    assert (run.text.count("REHEARSAL"), run.folders) == (1, [])
     left = {path.name for path in run.root.iterdir() if path.suffix or path.name == "reports"}
     assert left == {"pytest.ini", "test_inner.py"}
 
@@ -287,35 +293,6 @@ def test_no_gpu_is_reported_first_and_its_consequences_once(run_pytest):
     assert page.count('<article class="fleet-failure"') == 2
 
 
-def test_markers_and_fixtures_shape_the_world(fleet):
-    module = """
-        import os
-        import pytest
-
-        PIDS = []
-
-        def pids(world):
-            return world.run(lambda rank: os.getpid())
-
-        def test_start(world):
-            PIDS.extend(pids(world))
-
-        def test_still_warm(world):
-            assert pids(world) == PIDS
-
-        @pytest.mark.fresh_world
-        def test_fresh(world):
-            assert not set(pids(world)) & set(PIDS)
-
-        def test_topology(gpu_topology, world):
-            assert gpu_topology.gpus == world.gpus == ()
-            assert gpu_topology.torch
-    """
-    run = fleet(module)
-    assert list(run.outcomes.values()) == ["passed"] * 4
-    assert len(run.record.worlds) == 2
-
-
 def test_a_failure_that_was_expected_and_did_not_come_is_reported_as_such(fleet):
     expected = "@pytest.mark.xfail(strict=True, reason='it has to fail')"
     run = fleet(f"import pytest\n{expected}\ndef test_passes(): pass\n")
@@ -341,13 +318,6 @@ def test_a_failure_is_shown_once(run_pytest, options, times):
     assert "the needle of rank 0" in (run.folders[0] / "report.txt").read_text()
 
 
-def test_who_gives_no_option_reads_first_that_it_is_a_rehearsal(run_pytest):
-    run = run_pytest(files={"test_inner.py": OWN})
-    assert 0 < run.text.find("REHEARSAL on 2 CPU ranks") < run.text.find("test_inner.py F"), run.text
-    assert run.text.count("REHEARSAL") == 1
-    assert run.folders == []
-
-
 def test_a_site_says_in_its_ini_file_what_runs_are_made_of(run_pytest):
     files = {"pytest.ini": "[pytest]\ngpus = 4\nfleet_level = quick\n", "test_inner.py": "def test_it(): pass"}
     run = run_pytest("--fleet-dir=runs", *RECORDED, files=files)
@@ -356,7 +326,6 @@ def test_a_site_says_in_its_ini_file_what_runs_are_made_of(run_pytest):
     assert (rehearsed.rehearsal, rehearsed.level) == (True, "quick")
 
 
-# ---------------- what the marker needs says of machines that lack something
 REHEARSAL = GpuTopology(), 2, 1
 
 

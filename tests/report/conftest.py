@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import codec, events
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.events import Check, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import Sample
@@ -25,10 +26,10 @@ from tests.report.page import Page
 
 BANDWIDTH, TRAINING = "test_6_collectives.py::test_bus_bandwidth", "test_8_resnet50.py::test_each_gpu_alone"
 RUN = {
-    "host": "node17.example", "utc": "2026-11-20T09:14:03Z", "level": "standard", "gpus": "8", "rehearsal": False,
-    "command": "pytest acceptance/ --gpus 8", "profile": "H200", "python": "3.12.9", "pytest": "9.2.0",
+    "host": "node17.example", "utc": Moment("2026-11-20T09:14:03+00:00"), "level": "standard", "gpus": "8",
+    "rehearsal": False, "command": "pytest acceptance/ --gpus 8", "profile": "H200", "python": "3.12.9",
     "command_line": {"start": "pytest", "arguments": "acceptance/ --gpus 8", "suite": "acceptance/"},
-    "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    "pytest": "9.2.0", "environment": {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
 }  # fmt: skip
 H200X8 = runs.topology("node17", runs.H200, gpus=8, compute_capability=[9, 0])
 SAMPLE = Sample(1.0, (dict.fromkeys(TELEMETRY, 1.0),) * 8)

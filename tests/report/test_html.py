@@ -9,6 +9,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.events import Check, CommandLine, HostFound, NodeFound, RunHeader
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding
@@ -159,8 +160,8 @@ def test_customers_limits_are_marked(accepted):
     ("lasted", "said"), [(152.0, ""), (152.9, ""), (155.2, "ran 2.1 % slow"), (149.0, "ran 2 % fast"), (0.0, "")]
 )
 def test_a_clock_that_runs_wrong_is_told_in_one_sentence(accepted, lasted, said):
-    accepted.run = msgspec.structs.replace(accepted.run, utc="2026-11-20T09:14:03Z")
-    accepted.ended, accepted.lasted = "2026-11-20T09:16:35+00:00", lasted
+    accepted.run = msgspec.structs.replace(accepted.run, utc=Moment("2026-11-20T09:14:03+00:00"))
+    accepted.ended, accepted.lasted = Moment("2026-11-20T09:16:35+00:00"), lasted
     sentence = machine_section.clock_error(accepted)
     assert (said in sentence) if said else (sentence == "")
     assert sentence in machine_section.time_taken(accepted)
@@ -216,10 +217,10 @@ GIVEN = {"technician": "J. Roe", "cost_centre": "88", "order": "4711", "remarks"
 @pytest.fixture
 def noted(accepted):
     node = NodeFound(0, "node7", "ABC123")
-    more = {"utc": "2026-11-20T09:14:03Z", "notes": GIVEN, "commit": "0123abcd-dirty", "nodes": (node,)}
+    more = {"utc": Moment("2026-11-20T09:14:03+00:00"), "notes": GIVEN, "commit": "0123abcd-dirty", "nodes": (node,)}
     accepted.run = msgspec.structs.replace(accepted.run, **more)
     accepted.machines = {0: HostFound(host={"dmi": {"vendor": "Dell Inc.", "product": "PowerEdge XE9680"}})}
-    accepted.ended, accepted.lasted = "2026-11-20T09:45:15+00:00", 1872.0
+    accepted.ended, accepted.lasted = Moment("2026-11-20T09:45:15+00:00"), 1872.0
     return accepted
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.events import Fingerprint, Part, RunHeader
 from pytest_gpufleet.model.finding import Finding
 from pytest_gpufleet.model.metric import METRICS, GpuState, Measurement, Metric, Tolerance
@@ -38,7 +39,7 @@ def machine(host="node7", order=(0, 1, 2, 3), **facts):
 
 def run(day, *measurements, at=None, host="node7"):
     return Record(
-        run=RunHeader(host=host, utc=f"2026-11-{day:02}T08:00:00+00:00"),
+        run=RunHeader(host=host, utc=Moment(f"2026-11-{day:02}T08:00:00+00:00")),
         topology=at or machine(),
         findings=[Finding("acceptance/x.py::test", measurement, "not judged") for measurement in measurements],
     )
@@ -203,7 +204,7 @@ def test_two_runs_of_a_real_machine():
     alone, beside = (read(EVIDENCE / f"h200x4-{name}" / "evidence.jsonl") for name in ("c", "neighbour"))
     healthy = drift({"beside": beside, "alone": alone})
     assert (healthy.compared > 30, healthy.worse, healthy.faults) == (True, (), ())
-    later = replace(beside, run=msgspec.structs.replace(beside.run, utc="2026-12-01T00:00:00+00:00"))
+    later = replace(beside, run=msgspec.structs.replace(beside.run, utc=Moment("2026-12-01T00:00:00+00:00")))
     found = drift({"alone": alone, "beside": later})
     assert {str(worse.place) for worse in found.worse if worse.figure.name == "gemm"} == {"gpu2"}
 

@@ -28,8 +28,7 @@ TOLD_BY = ("precision", "operation", "recipe", "direction", "collective", "bytes
 
 @command.subcommand(
     "print how small a fault is found, with which probability, and how often a healthy machine is rejected",
-    command.argument("of", metavar="PROFILE|RUN",
-                     help="a shipped profile like h200, a TOML file, or the folder of a run"),
+    command.argument("of", metavar="PROFILE|RUN", help="a shipped profile like h200, a TOML file, or a run's folder"),
     command.argument("--gpus", type=whole_number, default=8, metavar="N", help="GPUs of a node (default: 8)"),
     command.argument("--nodes", type=whole_number, default=1, metavar="M", help="nodes (default: 1)"),
     command.argument("--fleet-level", choices=LEVELS, default="standard", help="level (default: standard)"),

@@ -198,10 +198,8 @@ def calibrate(given: argparse.Namespace) -> int:
     text, lines = calibration.calibrate(runs, sums, replace_shipped=given.replace_shipped)
     command.write(given.output, text)
     written = profile.load(given.output)
-    command.print_line(
-        f"{given.output}: {len(written.limits)} limits for {', '.join(written.match)}; use it with --fleet-profile"
-    )
-    for line in lines:
+    models = ", ".join(written.match)
+    for line in (f"{given.output}: {len(written.limits)} limits for {models}; use it with --fleet-profile", *lines):
         command.print_line(line)
     return 0
 

@@ -121,8 +121,7 @@ def _path(folder: RunFolder, name: str) -> Path:
 @subcommand(
     "sign a run with an OpenSSH key",
     FOLDER,
-    file("--key", required=True,
-         help="an OpenSSH key: the private one, or the public one of a key that ssh-agent holds"),
+    file("--key", required=True, help="an OpenSSH key: the private one, or the public one of a key in ssh-agent"),
     argument("--as", required=True, dest="name", metavar="NAME",
              help="who signs, as the list of allowed signers has it, like ann@example.com"),
     details="It signs summary.json, which has the SHA-256 of the evidence and of the report, and writes "

@@ -26,6 +26,11 @@ def about(description: str = "", names: Any = None, **rules: Any) -> Meta:
 class Moment(str):
     """A time with its zone, as ISO 8601 writes it; "" if nobody says."""
 
+    @property
+    def seconds(self) -> float:
+        """Since the epoch; 0 if nobody says."""
+        return datetime.fromisoformat(self).timestamp() if self else 0.0
+
 
 def plain(value: object) -> Any:
     """A value of the model as JSON has it; places are texts, also as keys."""

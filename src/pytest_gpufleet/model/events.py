@@ -96,9 +96,8 @@ class Requirements(msgspec.Struct, frozen=True):
 
 
 class CommandLine(msgspec.Struct, frozen=True):
-    """`start`: what was typed before all arguments. `arguments`: those that were typed, as a shell takes them. `suite`:
-    the arguments by which the whole suite is named; "" where `start` names it. `variable`: of make, in which arguments
-    stand."""
+    """`start`: what was typed before all arguments. `arguments`: those typed, as a shell takes them. `suite`: arguments
+    that name the whole suite; "" where `start` names it. `variable`: of make, in which arguments stand."""
 
     start: str
     arguments: str
@@ -242,11 +241,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     in_run: str = ""
 
     @property
-    def seconds(self) -> float:
-        """Since the epoch; 0 if nobody says."""
-        return datetime.fromisoformat(self.t).timestamp() if self.t else 0.0
-
-    @property
     def where(self) -> str:
         return f" (in run {self.in_run})" if self.in_run else ""
 
@@ -292,11 +286,6 @@ class RunHeader(Event, frozen=True, tag="run"):
     transport: Annotated[str, about("Of a run on many nodes: what has started them.")] = ""
     secured: Annotated[Secured | None, about("How strangers are kept out of that.")] = None
     interfaces: Annotated[tuple[str, ...], about("That the ranks of each node use, in their order.")] = ()
-
-    @property
-    def began(self) -> float:
-        """Seconds since the epoch; 0 if nobody says."""
-        return datetime.fromisoformat(self.utc).timestamp() if self.utc else 0.0
 
 
 class TopologyFound(Event, frozen=True, tag="topology"):
@@ -499,8 +488,7 @@ def now() -> Moment:
 
 
 def recorded(event: E) -> tuple[E, str]:
-    """An event as who reads it has it, with aliases if wanted, and as evidence has it, for `typed` to read. ValueError
-    for what could not be read again."""
+    """An event as a reader of evidence has it, with aliases if wanted, and its line. ValueError if nobody could."""
     content = aliased(codec.plain(event))
     read = codec.typed(content, type(event))
     if not event.in_run:  # as of nearly all

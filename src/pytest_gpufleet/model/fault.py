@@ -1,8 +1,6 @@
 """What is wrong with a machine, as data from where it is found until somebody reads it, and the kinds of faults.
 
-A number is never used again, and lines are only added, each at the end of its block: 1xx what is in the machine and how
-it is set up, 2xx health, 3xx wrong data, 4xx performance, 5xx processes, 6xx what is not as it was before a repair, 9xx
-what an author of checks asserts."""
+A number is never used again, and lines are only added, each at the end of its block."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,8 +64,7 @@ _CODES = (
          ("performance", "occupied memory")),
     Code(116, "compute_mode_limited", "setting", "CONFIG", "compute mode is not Default",
          "Set compute mode 0: `nvidia-smi -c 0`"),
-    Code(117, "persistence_mode_off", "setting", "CONFIG", "persistence mode is off",
-         "Enable nvidia-persistenced"),
+    Code(117, "persistence_mode_off", "setting", "CONFIG", "persistence mode is off", "Enable nvidia-persistenced"),
     Code(118, "power_limit_lowered", "setting", "CONFIG", "the power limit was lowered",
          "Set the default with `nvidia-smi -pl` and run again", ("performance",)),
     Code(119, "clocks_pinned", "setting", "CONFIG", "clocks are locked",
@@ -468,13 +465,11 @@ KERNEL_LOG = range(236, 250)  # the numbers of what the kernel log tells of the 
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `name` is a key of CODES, which says what kind of thing, and what to do; `number` is its
-    code.
+    """One thing that is wrong. `name`, a key of CODES, says what kind of thing, and what to do; `number` is its code.
 
     `subjects` are the places that are to blame, most suspicious first; none if nobody knows. `what` tells of this one
-    in a few words, with figures and without naming the subjects. `story` is what somebody who digs deeper wants to see:
-    log lines, what each rank did. `check` is the node id of the test that found it, or, if it was `watched`, of the one
-    that ran when it happened."""
+    in a few words, with figures and without the subjects. `story` is for who digs deeper: log lines, what each rank
+    did. `check` is the node id of the test that found it or, if it was `watched`, that ran when it happened."""
 
     name: str
     subjects: tuple[Where, ...]

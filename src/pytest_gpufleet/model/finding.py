@@ -1,7 +1,7 @@
 """Limits, and measurements judged by them."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Literal, get_args
@@ -10,7 +10,7 @@ from pytest_gpufleet.model.codec import Finite, about
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.language import Said, rounded
 from pytest_gpufleet.model.metric import Measurement, Noise, SpreadRow, Tolerance
-from pytest_gpufleet.model.place import CALLED, Gpu, Where, where
+from pytest_gpufleet.model.place import CALLED, Where, where
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of the author of a profile; what
@@ -123,10 +123,6 @@ class GivenLimits:
     calibrated_on: tuple[KnownGood, ...] = ()
     spreads: tuple[SpreadRow, ...] = ()
 
-    def calibrated_among(self, gpus: Iterable[Gpu]) -> list[Gpu]:
-        known = {name for run in self.calibrated_on for name in (*run.uuids, *run.serials)}
-        return [gpu for gpu in gpus if gpu.uuid in known or gpu.serial in known]
-
 
 State = Literal["met", "missed", "not judged", "for information"]
 
@@ -154,12 +150,6 @@ class Finding:
         if self.slower_than_peers:
             slower = {where(at): fraction for at, fraction in self.slower_than_peers.items()}
             object.__setattr__(self, "slower_than_peers", slower)
-
-    @property
-    def shown(self) -> tuple[Hashable, ...]:
-        """By what a reader tells it from others."""
-        of = self.measurement
-        return of.metric, self.state, frozenset(of.conditions.items()), frozenset(of.values.items())
 
     def why(self) -> dict[Where, Said]:
         """Of each place that missed, how far it is off, and from what the line follows that it is held against."""
@@ -210,8 +200,10 @@ def _words(place: str, share: float, others: Said, noise: Noise, line: float, hi
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """The findings without those whose figures another check has shown already: they were measured once."""
     first: dict[object, Finding] = {}
-    for finding in findings:
-        first.setdefault(finding.shown, finding)
+    for each in findings:
+        of = each.measurement
+        told_by = of.metric, each.state, frozenset(of.conditions.items()), frozenset(of.values.items())
+        first.setdefault(told_by, each)
     return list(first.values())
 
 

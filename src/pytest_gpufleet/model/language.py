@@ -18,6 +18,7 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")  # a text with other ones is translated 
 
 # Of what is being written. Only a page and the end of the terminal set it (in_language), so that all else is English.
 _language: ContextVar[Language] = ContextVar("language", default="en")
+current_language = _language.get
 
 
 @contextmanager
@@ -31,10 +32,6 @@ def in_language(language: Language) -> Iterator[None]:
         _language.reset(before)
 
 
-def current_language() -> Language:
-    return _language.get()
-
-
 @cache
 def _catalogue(language: Language) -> gettext.NullTranslations:
     return gettext.translation("gpufleet", LOCALE, [language], fallback=True)
@@ -44,7 +41,7 @@ def say(text: str, **values: object) -> str:
     """`text` in the language of what is being written, with `values` for its {names}; Said brings its own."""
     if isinstance(text, Said):
         return text.translated()
-    get = _catalogue(_language.get()).gettext
+    get = _catalogue(current_language()).gettext
     said = get(text) if text else ""  # gettext("") is the head of the catalogue
     if said == text and ": " in text:  # why a fact is missing, and its remedy
         said = ": ".join(get(part) if part else "" for part in text.rsplit(": ", 1))

@@ -1,5 +1,4 @@
-"""The metrics there are: one row each, with all that holds for it before any profile is read; and what was measured: on
-one rank, and everywhere."""
+"""The metrics: one row each, with all that holds before a profile is read; and what was measured, on a rank or all."""
 
 import math
 import reprlib
@@ -144,9 +143,8 @@ class Noise:
 @dataclass(frozen=True)
 class Tolerance:
     """The fraction `worse` by which a place may be worse than the mean of the others among its peers. `noise`: what it
-    follows from; None where it is fixed. `per_kelvin`: the fraction that a healthy GPU loses for each kelvin that it is
-    warmer, which is taken out where the temperatures are known. `source`: the machines whose noise it comes from; empty
-    if nobody has measured any."""
+    follows from; None where it is fixed. `per_kelvin`: the fraction that a healthy GPU loses for each kelvin, taken out
+    where the temperatures are known. `source`: the machines whose noise it comes from; "" if nobody measured any."""
 
     metric: str
     worse: Finite
@@ -248,8 +246,7 @@ def _as_nccl_is(conditions: Mapping[str, Condition]) -> float:
 ROWS = (
     MetricRow(Metric("busbw", "GB/s", "higher", "bus bandwidth"), _TRANSFER, "collective", shared="between GPUs",
               spread=_as_nccl_is),
-    # Pairs of 8x H100 with 448 to 450 GB/s are called healthy (oci-hpc), and a warning is due below 400 of 450
-    # (Azure): that is 11 %.
+    # Pairs of 8x H100 with 448 to 450 GB/s are healthy (oci-hpc); below 400 of 450, 11 %, a warning is due (Azure).
     MetricRow(Metric("node_group_busbw", "GB/s", "higher", "bus bandwidth of nodes, beside other groups of them", 0.10),
               _TRANSFER, shared="always", spread=_as_nccl_is),
     # Of an adapter with 400 Gb/s each way, 384 are asked for one way (oci-hpc), and 720 of 800 both ways (Imbue).
@@ -265,8 +262,7 @@ ROWS = (
               may_be_zero=False),
     MetricRow(Metric("collective_latency", "us", "lower", "latency of a collective", steady=False), _TRANSFER,
               may_be_zero=False),
-    # The hosts of two healthy H200 needed 36.4 and 50.5 us, in samples of 30.6 to 53.7. A shared core doubles it,
-    # and so does half the clock.
+    # Hosts of two healthy H200 needed 36.4 and 50.5 us (samples: 30.6 to 53.7). A shared core or half the clock: twice.
     MetricRow(Metric("launch_time", "us", "lower", "time to launch a collective", 0.9, steady=False),
               ("collective", "bytes", "ranks", "method"), may_be_zero=False),
     MetricRow(Metric("port_events", "events", "lower", "events of network ports", steady=False), ()),

@@ -1,5 +1,4 @@
-"""Where something belongs (a GPU of a node, a pair of GPUs, a node, or all of them together), what GPUs a machine has,
-and how they are linked."""
+"""Where something belongs (a GPU, a pair of GPUs, a node, or all), what GPUs a machine has, and how they are linked."""
 
 import difflib
 import re
@@ -273,8 +272,7 @@ class Domain(NamedTuple):
 
 
 NO_CLUSTER = "0" * 32  # a machine of its own: all recorded H200, and H100 (torchcomms pull request 1385)
-# Whose NVLinks leave the machine. Not the UUID alone says it: H100 of several machines may show the same one
-# (torchcomms pull request 1315).
+# Whose NVLinks leave the machine. H100 of several machines may show one UUID too (torchcomms pull request 1315).
 RACK_SCALE = re.compile(r"\b(GB200|GB300|VR200)\b")
 COMPLETED, SUCCESS = 3, 0  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED, NVML_SUCCESS
 

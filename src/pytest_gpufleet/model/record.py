@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_gpufleet.model import events
+from pytest_gpufleet.model.codec import Moment
 from pytest_gpufleet.model.events import Order, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, GivenLimits
@@ -14,7 +15,7 @@ from pytest_gpufleet.model.place import GpuTopology, joined
 from pytest_gpufleet.model.suite import Suite, shipped
 
 T = TypeVar("T")
-NO_RUN, NO_JUDGING = events.RunHeader(), events.Judging()
+NO_RUN, NO_JUDGING, NEVER = events.RunHeader(), events.Judging(), Moment("")
 MOST_SAMPLES = 4096
 # Events of which a run has one.
 ONCE = (
@@ -66,7 +67,7 @@ class Record:
     reasons: list[str] = field(default_factory=list)
     broken: str = ""  # why the run did not come to its end
     exit_status: int | None = None
-    ended: str = ""  # when the verdict was written
+    ended: Moment = NEVER  # when the verdict was written
     lasted: float = 0  # seconds; 0 if nobody knows
 
     @classmethod
@@ -148,11 +149,11 @@ class Record:
                 self._keep(sample)
             case events.CheckStarted(check=started):
                 self.started.append(started)
-                self._begun[started] = event.seconds
+                self._begun[started] = event.t.seconds
             case events.CheckFinished(check=check):
                 self.checks[check.id] = check
                 if check.id in self._begun:
-                    self.spans.append((check.id, self._begun[check.id], event.seconds))
+                    self.spans.append((check.id, self._begun[check.id], event.t.seconds))
             case events.Judged(finding=finding):
                 self.findings.append(finding)
             case events.RunHeader() | events.Judging() | events.TransportRead():

@@ -16,8 +16,7 @@ from pytest_gpufleet.model import codec, levels
 from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.levels import Level
 
-# `python docs/make_checks.py` writes it; a test holds it to acceptance/. It stands in a file of its own, since a check
-# that never ran cannot tell.
+# `python docs/make_checks.py` writes it; a test holds it to acceptance/. A check that never ran tells nothing itself.
 SHIPPED = Path(__file__).with_name("suite.json")
 PACKAGED = "pytest_gpufleet.acceptance"  # where a wheel has the suite
 CONFTEST = "conftest.py"

@@ -62,8 +62,8 @@ def terminal(config: pytest.Config) -> TextIO | None:
     return stream
 
 
-def show_failures_once(config: pytest.Config, shown_elsewhere: Callable[[str], bool]) -> None:
-    """No summary of a line each, unless -r asks for it; without -v no story of those that are `shown_elsewhere`."""
+def show_failures_once(config: pytest.Config, elsewhere: Callable[[str], bool]) -> None:
+    """No summary of a line each, unless -r asks for it; without -v no story of those that are shown `elsewhere`."""
     if (reporter := config.pluginmanager.getplugin("terminalreporter")) is None:
         return
     if config.option.reportchars == "fE":  # by default
@@ -71,9 +71,7 @@ def show_failures_once(config: pytest.Config, shown_elsewhere: Callable[[str], b
     if config.get_verbosity() > 0:
         return
     every = reporter.getreports
-    reporter.getreports = lambda kind: [
-        report for report in every(kind) if kind != "failed" or not shown_elsewhere(report.nodeid)
-    ]
+    reporter.getreports = lambda kind: [each for each in every(kind) if kind != "failed" or not elsewhere(each.nodeid)]
 
 
 def failures_shown(config: pytest.Config) -> set[str]:

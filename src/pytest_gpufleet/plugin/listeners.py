@@ -31,8 +31,7 @@ class Hooks:
     @pytest.hookspec
     def pytest_gpufleet_fault(self, fault: Fault, config: pytest.Config) -> None:
         """Called when something wrong with the machine was put on record. `fault.kind` has number, action and next
-        step; `fault.check` is "" for what belongs to no test. A missed limit is a finding; its cause, if the check
-        found one, is a fault."""
+        step; `fault.check` is "" for what belongs to no test. A missed limit is a finding, its cause a fault."""
 
     @pytest.hookspec
     def pytest_gpufleet_verdict(self, record: Record, folder: Path, config: pytest.Config) -> None:

@@ -101,14 +101,12 @@ def lacking(
     return f"needs {nodes} nodes, this run has {nodes_here}" if nodes_here < nodes else ""
 
 
-# Tests that need the host to themselves: on nodes of one run that are one host, and in runs beside each other there,
-# they run one after the other.
-
 GPUS_A_HOST = 8  # of HGX: as many nodes of a run may be one host, and the last one waits for all others
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the timer of pytest-timeout: waiting is not the test's own time
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Who needs the host alone has a turn: on nodes of a run that are one host, and in runs beside each other there."""
     run, stash = item.config.stash[RUN], item.config.stash
     # Not the run on many nodes, where each node's own run does; nor CPU ranks, which measure nothing that counts.
     on_gpus = run.evidence is not None and run.options.nodes is None and run.target.topology.gpus

@@ -26,9 +26,7 @@ OF_RESNET: dict[str, dict[str, Any]] = {
     "--resnet-optimizer": {
         "choices": CONDITIONS["optimizer"].values, "default": "sgd", "help": "the optimizer (default: sgd)"
     },
-    "--resnet-batch": {
-        **_NUMBER, "help": "images a GPU and step (default: the recipe's, halved until they fit into the memory)"
-    },
+    "--resnet-batch": {**_NUMBER, "help": "images a GPU and step (default: the recipe's, halved until they fit)"},
     "--resnet-steps": {**_NUMBER, "help": "steps of each sample (default: about a second)"},
     "--resnet-warm-up": {**_NUMBER, "help": "steps before the first sample (default: 8 to 30)"},
     "--resnet-workers": {
@@ -120,8 +118,7 @@ def from_config(config: pytest.Config) -> Options:
     if given["nodes"] is not None and not given["rehearse"] and given["gpus"] in (None, "auto"):
         given["gpus"] = "all"  # of many nodes: not chosen by each for itself
     known = {name: value for name, value in given.items() if value is not None}
-    # The checks' own (none where pytest was given none and looks into the whole folder), and those by which they are
-    # run and judged.
+    # Of the checks (none where pytest was given none and looks into the whole folder), and of what judges them.
     here = config.invocation_params.dir
     paths = [path for argument in config.args if here / (path := argument.partition("::")[0]) != here]
     files = (config.inipath, *map(known.get, ("profile", "order", "requirements")))

@@ -83,7 +83,7 @@ def points(record: Record) -> list[Point]:
 
 def _figures_and_curves(record: Record) -> Iterator[Point]:
     """Of curves the figures that differ in nothing but a size, at least two of them."""
-    began = record.run.began
+    began = record.run.utc.seconds
     found: dict[tuple[str, str, str, str, str], dict[int, float]] = defaultdict(dict)
     for figure, values in figures(record.findings).items():
         name, unit, conditions = clean(figure.name), figure.metric.unit, dict(figure.conditions)
@@ -106,7 +106,7 @@ def _losses(record: Record) -> Iterator[Point]:
     }
     for labels, each in last.items():
         for step, loss in zip(each.curve.steps, each.curve.losses, strict=True):
-            yield Point("losses", *labels, "steps", step, each.seconds, loss)
+            yield Point("losses", *labels, "steps", step, each.t.seconds, loss)
 
 
 def _telemetry(record: Record) -> Iterator[Point]:
@@ -172,8 +172,6 @@ def to_swanlab(about: About, points: Sequence[Point], folder: Path) -> None:
 WRITERS = {"tensorboard": to_tensorboard, "swanlab": to_swanlab, "csv": to_csv}
 
 
-# ---------------------------------------------------------------- Prometheus
-
 HELP = {
     "gpufleet_running": "Whether an acceptance run goes on.",
     "gpufleet_verdict": "Whether the last acceptance run came to this verdict; all 0 while it goes on.",
@@ -222,7 +220,7 @@ def _series(record: Record) -> dict[str, list[tuple[Mapping[str, str], float]]]:
     return {
         "gpufleet_running": [(host, float(running))],
         "gpufleet_verdict": [({"verdict": word, **host}, float(word == record.verdict)) for word in STAMPS],
-        "gpufleet_run_timestamp_seconds": [(host, run.began or math.nan)],
+        "gpufleet_run_timestamp_seconds": [(host, run.utc.seconds or math.nan)],
         "gpufleet_run_end_timestamp_seconds": [(host, math.nan if running else time.time())],
         "gpufleet_exit_status": [(host, status)],
         "gpufleet_figures_judged": [({"grade": grade}, counts.get(grade, 0)) for grade in GRADES],

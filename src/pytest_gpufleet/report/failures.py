@@ -17,6 +17,7 @@ from pytest_gpufleet.model.language import say
 from pytest_gpufleet.model.place import WORLD, Gpu, Pair, Place, Where, grouped
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import shipped, titled
+from pytest_gpufleet.redaction import shortened
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.tables import Cell, Row, Table, row
 from pytest_gpufleet.verdict.accusations import accusations, at, causes, explaining, is_cause, searched
@@ -138,7 +139,6 @@ def _miss(finding: Finding, hosts: wording.Hosts) -> Miss:
     return Miss(wording.title(finding), conditions, where, value, worse, text, kind, source)
 
 
-# Half of it from the top and half from the end: the cause of a failure is in one of the two.
 LONGEST_MESSAGE = 4000
 MOST_MESSAGES = 3
 # So many checks with the same message have a cause that is none of theirs, and what each advises does not help.
@@ -194,9 +194,7 @@ def failures(record: Record, accused: Mapping[str, Accused]) -> list[Failure]:
     return told
 
 
-def _failure(
-    name: str, ids: Sequence[str], record: Record, accused: Mapping[str, Accused], missed: Sequence[Miss]
-) -> Failure:
+def _failure(name: str, ids: list[str], record: Record, accused: Mapping[str, Accused], missed: list[Miss]) -> Failure:
     checks = [_as_failed(check_id, record) for check_id in ids]
     its, described = [accused[check_id] for check_id in ids], record.topology.identity
     named = {where for each in its for where in (*each.named, *each.explained)}
@@ -256,15 +254,8 @@ def message(check: Check, case: str = "") -> Message:
     if _EXCEPTION.match(plain):
         plain = _EXCEPTION.sub("", plain).replace("\n  ", "\n")  # pytest has indented it
     head = plain.strip() or head
-    return Message(case.strip("[]"), _shortened(head), "" if head == whole else _shortened(whole))
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= LONGEST_MESSAGE:
-        return text
-    half = LONGEST_MESSAGE // 2
-    left_out = f"[{wording.number(len(text) - 2 * half, 9)} characters left out; evidence.jsonl has them]"
-    return f"{text[:half]}\n\n{left_out}\n\n{text[-half:]}"
+    short, long = (shortened(text, LONGEST_MESSAGE, ", which evidence.jsonl has") for text in (head, whole))
+    return Message(case.strip("[]"), short, "" if head == whole else long)
 
 
 def return_tables(record: Record) -> list[Table]:

@@ -24,6 +24,7 @@ from pytest_gpufleet.verdict import basis
 Sources = dict[tuple[str, str], int]
 Column = TypeVar("Column", bound=Hashable)
 
+Line = dict[float, Finding]  # a curve: by size
 MOST_COLUMNS = 10  # of figures in a table: more do not fit on the width of a page
 LIKE_PEERS = "consistent with peers"
 
@@ -113,11 +114,9 @@ def _by_size(findings: Sequence[Finding], sources: Sources, hosts: wording.Hosts
     return result
 
 
-def by_size(
-    findings: Iterable[Finding], lines: Iterable[Column], key: str = "bytes"
-) -> dict[Column, dict[float, Finding]]:
+def by_size(findings: Iterable[Finding], lines: Iterable[Column], key: str = "bytes") -> dict[Column, Line]:
     """The findings of each line by size, from the smallest up. Of a figure measured twice what was judged counts."""
-    found: dict[Column, dict[float, Finding]] = {}
+    found: dict[Column, Line] = {}
     for finding, line in zip(findings, lines, strict=True):
         of_line, size = found.setdefault(line, {}), size_of(finding, key)
         if size not in of_line or not for_information(finding):
@@ -277,8 +276,6 @@ def _matrices(
     ]
 
 
-# ---------------------------------------------------------------- training by the number of GPUs
-
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php
 EPOCH_IMAGES = 1_281_167
 ALONE, TOGETHER, EFFICIENCY, FED, MEMORY, SHARE = (
@@ -409,8 +406,6 @@ def _lost(way: Way) -> Iterator[Row]:
         conditions = {key: value for key, value in way.way.items() if key not in ("image", "model")}
         yield Row(say(", ").join(wording.words({**conditions, "ranks": count})), tuple(cells))
 
-
-# ---------------------------------------------------------------- how near a run came to its limits
 
 FULL_BAR = 0.25  # of a limit: far from it is far from it
 

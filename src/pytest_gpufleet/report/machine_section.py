@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 from markupsafe import Markup
@@ -45,12 +44,9 @@ def time_taken(record: Record) -> str:
 
 def clock_error(record: Record) -> str:
     """A sentence where begin and end, by the clock of the host, are further apart than the run lasted, or less far."""
-    try:
-        begin, end = (datetime.fromisoformat(utc.replace("Z", "+00:00")) for utc in (record.run.utc, record.ended))
-    except ValueError:
-        return ""
-    by_clock = (end - begin).total_seconds()
-    if not record.lasted or abs(by_clock - record.lasted) <= max(CLOCK_SECONDS, CLOCK_SHARE * record.lasted):
+    by_clock = record.ended.seconds - record.run.utc.seconds
+    known = record.run.utc and record.ended and record.lasted
+    if not known or abs(by_clock - record.lasted) <= max(CLOCK_SECONDS, CLOCK_SHARE * record.lasted):
         return ""
     text = "The clock of the host ran {percent} {how} during the run: synchronise it, by NTP for example."
     how = say("fast" if by_clock > record.lasted else "slow")
@@ -135,9 +131,7 @@ def _fact(name: str, value: Any) -> str:
             return say("not supported" if absent else "not readable")
         case dict():
             sums = {key: sum(filter(None, of)) if isinstance(of, list) else of for key, of in value.items()}
-            counts = (
-                f"{say(key.replace('_', ' '))} {wording.number(count, 12)}" for key, count in sums.items() if count
-            )
+            counts = (f"{say(key.replace('_', ' '))} {wording.number(of, 12)}" for key, of in sums.items() if of)
             return say(", ").join(counts) or say("none")
         case list():
             return " / ".join(say("on" if each else "off") if name == "ecc_mode" else str(each) for each in value)

@@ -2,8 +2,7 @@
 
 Importing this loads matplotlib; not pyplot, which keeps global state. Text and axes take the colour of the text around
 them (`currentColor`), so that one drawing serves on paper, in light and in dark; the lines have mid-tones that stand
-out on both. Places are computed here and not by matplotlib's layout engines, which draw everything twice to find them.
-"""
+out on both. Places are computed here: matplotlib's layout engines draw everything twice to find them."""
 
 import io
 import math
@@ -26,7 +25,7 @@ from pytest_gpufleet.model.metric import Metric, Sample
 from pytest_gpufleet.model.place import WORLD, Place, grouped
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.failures import group_title
-from pytest_gpufleet.report.figures import by_size, size_of
+from pytest_gpufleet.report.figures import Line, by_size, size_of
 
 COLOURS = ("#2f7ed8", "#cc5c1d", "#1a935f", "#b0529c", "#8d7d0e", "#7b6be0", "#c8434f")
 BAD = "#d03b2f"
@@ -129,8 +128,6 @@ def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'
 
 
-# ---------------------------------------------------------------- curves
-
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 COLUMNS = 3
 
@@ -144,20 +141,15 @@ PANEL = ("collective", "operation", "recipe")  # the first of these that a figur
 MEASURED, HEALTHY = "measured", "published for a healthy machine"  # in the legend
 CIRCLE: Any = {"marker": "o", "markersize": 6, "markerfacecolor": "none", "linestyle": ""}
 
-Line = Mapping[float, Finding]  # by size
 Panels = Mapping[str, Sequence[tuple[str, Line]]]  # the lines of each, with their names
 
 
 def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """(caption, SVG) for each metric that was measured for all ranks together at several sizes: a panel for each
     collective or recipe, limits as short marks, and what was published for a healthy machine as open circles."""
-    result = []
+    result, of_all = [], [each for each in findings if drawable(each.measurement.values.get(WORLD))]
     for key, (fewest, label, _) in SIZES.items():
-        points = (
-            each
-            for each in findings
-            if drawable(each.measurement.values.get(WORLD)) and 0 < size_of(each, key) <= LARGEST
-        )
+        points = (each for each in of_all if 0 < size_of(each, key) <= LARGEST)
         for some in [*grouped((each.measurement.metric, each) for each in points).values()][:MOST_METRICS]:
             under = (each.measurement.conditions for each in some)
             at = [next((str(given[name]) for name in PANEL if name in given), "") for given in under]
@@ -239,8 +231,6 @@ def _marks(finding: Finding) -> tuple[float | None, float | None]:
     return (drawable(limit.value), drawable(limit.healthy)) if limit else (None, None)
 
 
-# ---------------------------------------------------------------- telemetry
-
 CAPTION = "What the GPUs did during the run"
 LONGEST_LINE = 600  # points
 MISSING = 3  # times the usual time between two samples: after that one is missing
@@ -292,10 +282,8 @@ def telemetry(samples: Sequence[Sample], places: Sequence[Place], checks: Spans)
         _, begins, ends = zip(*ran, strict=True)
         first, last = (min(max(at - start, 0.0), length) for at in (begins[0], max(ends)))
         stripes.append((label, first, last))
-    every = (
-        (each, {place: _line(samples, at, each, length) for at, place in enumerate(places)}) for each in QUANTITIES
-    )
-    shown = {each: lines for each, lines in every if any(lines.values())}
+    made = ((each, {place: _line(samples, at, each, length) for at, place in enumerate(places)}) for each in QUANTITIES)
+    shown = {each: lines for each, lines in made if any(lines.values())}
     return _svg(shown, stripes, start, length) if shown else ""
 
 

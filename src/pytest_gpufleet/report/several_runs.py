@@ -94,9 +94,7 @@ def tables(found: RunComparison, most_columns: int) -> list[Table]:
         for value, machines in each.others.items()
         for machine in machines
     )
-    grew = (
-        row(", ".join(map(newest.identity, each.subjects)), each.what, say(each.kind.action)) for each in found.faults
-    )
+    grew = (row(", ".join(map(newest.identity, of.subjects)), of.what, say(of.kind.action)) for of in found.faults)
     shown = tuple(found.runs) if len(found.runs) <= most_columns else ()
     last = "Change" if len(found.runs) == 2 else "Spread"
     figures = (

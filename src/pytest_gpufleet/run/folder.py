@@ -218,12 +218,6 @@ class Evidence:
         self._written.update(line)
 
 
-# --fleet-keep: which folders of earlier runs are removed when a run is over.
-#
-# Each of these stays, however old it is: the last run that ended ACCEPTED, one that is signed, one that has not ended,
-# that another user or another machine has made, or in which anything stands that no run writes.
-
-
 class Stated(msgspec.Struct, frozen=True):
     """What a summary of any version says of itself."""
 
@@ -235,7 +229,8 @@ class Stated(msgspec.Struct, frozen=True):
 
 def prune(own: RunFolder, host: str, keep: int) -> tuple[list[str], list[str]]:
     """Remove what a run in `own` finds beside it, but for the `keep` latest runs of `host`, of which it is one. The
-    names of the folders that were removed, and why others could not be."""
+    names of the folders that were removed, and why others could not be. What stays however old it is: the last run that
+    ended ACCEPTED, one that is signed, has not ended, is another user's, or has anything in it that no run writes."""
     names, problems = [], []
     try:
         found = removable(own, host, keep)

@@ -37,7 +37,7 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
             raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
     with folder.of_anybody():
         runs = folder.own_runs(record) if nodes else None
-        for problem in _differences(record, digest, runs, texts[SUMMARY], texts[REPORT]):
+        for problem in _differences(record, digest, runs, texts):
             raise Refused(f"{folder}: {problem}")
     return Checked(record, digest, tuple(name for name, text in texts.items() if text is None))
 
@@ -47,10 +47,9 @@ def of_this_code(record: Record) -> bool:
     return record.run.plugin == __version__ and record.run.code == code()
 
 
-def _differences(
-    record: Record, digest: str, runs: NodeRuns | None, document: bytes | None, page: bytes | None
-) -> Iterator[str]:
+def _differences(record: Record, digest: str, runs: NodeRuns | None, texts: dict[str, bytes | None]) -> Iterator[str]:
     """`runs`: those of the nodes of a run on many; None: they are not looked at, and what follows from them neither."""
+    document, page = texts[SUMMARY], texts[REPORT]
     whole, same_code = ended(record, runs or {}), of_this_code(record)
     verdict, derived = whole.verdict or "", runs is not None or not record.of_cluster
     if same_code and derived and record.verdict:

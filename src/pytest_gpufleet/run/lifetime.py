@@ -27,7 +27,7 @@ from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.levels import Level
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import CONFTEST, PACKAGED, code, shipped
-from pytest_gpufleet.redaction import aliased, command, with_aliases
+from pytest_gpufleet.redaction import aliased, command
 from pytest_gpufleet.run import integrity, resume, summary
 from pytest_gpufleet.run.folder import SUMMARY, Evidence, RunFolder, prune
 from pytest_gpufleet.run.run import Run
@@ -205,12 +205,10 @@ def _first_events(run: Run, arguments: Sequence[str]) -> tuple[RunHeader, Topolo
         commit=of_checkout(), code=code(), notes=dict(options.notes), language=options.language,
     )  # fmt: skip
     first = run.cluster_header(header), TopologyFound(nodes=topologies), MachineRead(nodes=machines)
-    if options.nodes is not None and not with_aliases():
+    if options.nodes is not None and not options.alias:
         return first  # what nodes have sent is as evidence has it, and in memory once
     return codec.typed(aliased(codec.plain(first)), tuple[RunHeader, TopologyFound, MachineRead])
 
-
-# ---------------------------------------------------------------- its end: the verdict, on record, and the exit status
 
 INCOMPLETE = EXIT_STATUS["INCOMPLETE"]
 TESTS_FAILED, INTERRUPTED, NOTHING_COLLECTED = 1, 2, 5  # as pytest.ExitCode has them
@@ -262,9 +260,8 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
     lasted = round(time.monotonic() - run.began, 1)
-    run.record(
-        Verdict(verdict=ended.word, reasons=tuple(ended.reasons), broken=broken, exit_status=status, lasted=lasted)
-    )
+    last = Verdict(verdict=ended.word, reasons=tuple(ended.reasons), broken=broken, exit_status=status, lasted=lasted)
+    run.record(last)
     if late := evidence.seal():
         # The file says what was the verdict before; all else tells this one.
         ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken, runs)

@@ -198,11 +198,8 @@ def carried(folder: RunFolder, then: Record) -> list[events.Event]:
     return taken
 
 
-# A machine that comes back from repair (--fleet-returns): its run before, and what of that is kept in the new one.
-
-
 def returned(folder: Path, replaced: tuple[str, ...], before: Record, now: Record) -> events.Returns:
-    """What evidence has of it. Refused for many nodes, another machine, less asked than there, or an unknown part."""
+    """What evidence has of --fleet-returns. Refused for many nodes, another machine, less asked, or an unknown part."""
     for why in _objections(replaced, before, now):
         raise Refused(f"--fleet-returns {folder}: {why}")
     checks, there = required(before, replaced, shipped()), RunFolder(folder)
@@ -218,7 +215,7 @@ def _objections(replaced: tuple[str, ...], before: Record, now: Record) -> Itera
     if serial != own if serial and own and "board" not in replaced else name != own_name:
         then, this = (f"{host}, serial {number or 'unknown'}" for host, number in ((name, serial), (own_name, own)))
         yield f"that run is of another machine ({then}): this one is {this}"
-    if before.run.began > now.run.began:
+    if before.run.utc.seconds > now.run.utc.seconds:
         yield f"that run began at {before.run.utc}, after this one: set the clock"
     # What decides what a verdict means: a repaired machine has to meet as much as before.
     decisive = ("rehearsal", "basis", "network", "without", "used", "order_sha256")

@@ -65,12 +65,9 @@ class Run:
     of_nodes: tuple[str, ...] = ()  # the checks that each of many nodes runs by itself
 
     def __init__(
-        self,
-        options: Options,
-        tell: Callable[[str], None] = print,
-        prepare_rank: Callable[[], None] | None = None,
+        self, options: Options, tell: Callable[[str], None] = print, prepare_rank: Callable[[], None] | None = None,
         until: float = math.inf,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.began, self.started = time.monotonic(), datetime.now(timezone.utc)
         self.options = options
         self.tell = tell

@@ -128,9 +128,7 @@ def subjects(text: str) -> tuple[str, ...]:
 
     named = listed(text)
     if unknown := [each for each in named if each not in SUBJECTS]:
-        raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is not a subject of the host; choose from {', '.join(SUBJECTS)}"
-        )
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no subject of the host; choose from {', '.join(SUBJECTS)}")
     return named
 
 

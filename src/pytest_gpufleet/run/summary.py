@@ -124,9 +124,7 @@ class OfFinding(Part, frozen=True):
     better: Literal["higher", "lower"]
     conditions: Mapping[str, Condition]
     details: Annotated[Mapping[str, Condition], about("What people read beside it, such as what was compared.")]
-    values: Annotated[
-        Values, about("By place: gpu3, pair gpu0-gpu5, node1, its rail node1/rail3, or world. null: no number.")
-    ]
+    values: Annotated[Values, about("By place: gpu3, pair gpu0-gpu5, node1, rail node1/rail3, world. null: no number.")]
     limit: OfLimit | None  # type: ignore[valid-type]
     state: State
     missed: Annotated[tuple[str, ...], about("The places that missed the limit.")]
@@ -198,9 +196,7 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         tuple(_fault(fault, record) for fault in all_faults(record)),
         over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ()),
         tuple(map(_finding, record.findings)),
-        tuple(
-            _part(OfUnusedLimit, limit, number=number, limit=_limit(limit)) for number, limit in basis.unused(record)
-        ),
+        tuple(_part(OfUnusedLimit, each, number=number, limit=_limit(each)) for number, each in basis.unused(record)),
         report_sha256,
         tuple(
             _part(OfRequirement, each.requirement, state=each.state, why=each.why)
@@ -224,16 +220,15 @@ def _part(kind: Any, of: object, **otherwise: Any) -> Any:
     return kind(**{name: codec.plain(getattr(of, name)) for name in same}, **otherwise)
 
 
-def _node(node: NodeFound, record: Record) -> OfNode:
+def _node(node: NodeFound, record: Record) -> Any:
     end = record.finished.get(node.index, NodeFinished(node=node.index, run="", verdict=None))
     gone = {"lost": record.lost.get(node.index), "left_out": record.left_out.get(node.index)}
     together = next((numbers for numbers in of_one_host(record) if node.index in numbers), ())
-    of_node: OfNode = _part(
+    return _part(
         OfNode, node, verdict=end.verdict, reasons=end.reasons, evidence_sha256=end.sha256,
         same_host=tuple(number for number in together if number != node.index),
         **{name: event.why if event else "" for name, event in gone.items()},
     )  # fmt: skip
-    return of_node
 
 
 def _fault(fault: Fault, record: Record) -> Any:

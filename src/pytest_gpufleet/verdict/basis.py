@@ -171,10 +171,11 @@ def unused_limits(record: Record, grade: str = "") -> list[str]:
 
 def own_limits(record: Record) -> str:
     """Whether a machine is held against what it did itself; empty if it is not."""
-    if not record.profile or not (own := record.profile.calibrated_among(record.topology.gpus)):
-        return ""
+    runs = record.profile.calibrated_on if record.profile else ()
+    known = {name for run in runs for name in (*run.uuids, *run.serials)}
+    own = [gpu for gpu in record.topology.gpus if gpu.uuid in known or gpu.serial in known]
     gpus = ", ".join(f"GPU {gpu.index} (serial {gpu.serial or 'unknown'})" for gpu in own)
-    return say(OWN_LIMITS, file=record.profile.file, gpus=gpus)
+    return say(OWN_LIMITS, file=record.profile.file, gpus=gpus) if record.profile and own else ""
 
 
 def remarks_on(record: Record) -> list[str]:

@@ -193,14 +193,12 @@ def diagnose(engine: Engine, specs: Sequence[RankSpec], call: Call, answers: Ans
     return failure(kind, what, stories, tuple(notes))
 
 
-def _waited_for(
-    ranks: Sequence[int], missing: set[int], late: set[int], traces: Mapping[int, Trace], arrived: bool
-) -> set[int]:
+def _waited_for(ranks: list[int], missing: set[int], late: set[int], traces: dict[int, Trace], met: bool) -> set[int]:
     """Of a call that hangs, the ranks that keep the others waiting: those that have not come to a collective (`late`),
     and those whose process is stopped or stuck in the kernel. Else those that have not answered where others have:
-    `arrived` at one collective, the more of them wait for the fewer. Nobody if that would be all."""
+    they `met` at one collective, the more of them wait for the fewer. Nobody if that would be all."""
     found = late.union(rank for rank in missing if traces[rank].state in CANNOT_ANSWER.values())
-    if not found and (not arrived or len(missing) <= len(ranks) / 2):
+    if not found and (not met or len(missing) <= len(ranks) / 2):
         found = missing
     return found if len(found) < len(ranks) or len(ranks) == 1 else set()
 

@@ -327,8 +327,7 @@ class World:
             pool.specs, pool._joins = usual, joins
 
     def faultless(self, probe: Callable[..., str], *args: Any, code: str, **kwargs: Any) -> None:
-        """Run a probe that returns what is wrong on its rank, "" if nothing is. Raises Faults of the kind `code` with
-        the ranks' places; else as `run`."""
+        """Run a probe that returns what is wrong on its rank, or "". Raises Faults of this `code`; else as `run`."""
         expect_none(self.faults(code, self.run(probe, *args, **kwargs)))
 
     def faults(self, code: str, texts: Sequence[str]) -> list[Fault]:

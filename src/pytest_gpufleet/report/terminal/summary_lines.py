@@ -31,8 +31,7 @@ HEADING = {"bold": True}
 
 
 class Wrapper(textwrap.TextWrapper):
-    """Breaks lines between Chinese characters too, but not before punctuation; each takes two columns, the second of
-    which is a NUL here."""
+    """Breaks lines between Chinese characters too, not before punctuation; each has two columns, the second a NUL."""
 
     WIDE, STOP = "[\u2e80-\u9fff\uff00-\uffef]", "[\u3001\u3002\uff01\uff09\uff0c\uff1a\uff1b\uff1f]\0"
     wordsep_simple_re = re.compile(rf"(\s+|(?:{WIDE}\0|[!-~]+(?={STOP}))(?:{STOP})*)")
@@ -221,9 +220,6 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
     return result + _indented(failure.advice)
 
 
-# report.txt and `gpufleet report --text`: a run as text. Its beginning and its checks are there while it goes on.
-
-
 def software(record: Record) -> list[str]:
     """The versions of what the GPUs run with, and how they are linked: in a line where all pairs are alike."""
     topology = record.topology
@@ -237,6 +233,7 @@ def software(record: Record) -> list[str]:
 
 
 def beginning(record: Record) -> str:
+    """Of report.txt, which has this and the checks while a run goes on."""
     run = record.run
     gpus = wording.models(record.topology.gpus) or "no GPU"
     head = f"pytest-gpufleet {run.plugin} on {run.host}, {wording.moment(run.utc)}, level {run.level}: {gpus}"

@@ -168,7 +168,7 @@ def drift(runs: Mapping[str, Record]) -> RunComparison:
     last run. The reference is the median of the better half of the earlier runs, which a slow drift does not draw
     along. A figure got worse if it did by more than MATTERS and by more than figures differ from run to run: by REPEAT,
     and as four runs or more of the machine itself show it. The more figures are compared, the more may be by chance."""
-    runs = dict(sorted(runs.items(), key=lambda item: item[1].run.began))
+    runs = dict(sorted(runs.items(), key=lambda item: item[1].run.utc.seconds))
     *_, last = runs
     judged = to_compare(runs)
     measured = {name: _measured(record, judged) for name, record in runs.items()}
@@ -231,7 +231,7 @@ def _counters(runs: list[Record]) -> tuple[Fault, ...]:
     for gpu in runs[-1].topology.gpus:
         if gpu.lasting_id and gpu.lasting_id in first:
             before, record = first[gpu.lasting_id]
-            minutes = (runs[-1].run.began - record.run.began) / 60
+            minutes = (runs[-1].run.utc.seconds - record.run.utc.seconds) / 60
             faults += worsened(before, replace(gpu, facts={name: gpu[name] for name in COUNTERS}), minutes)
     return tuple(faults)
 

@@ -218,7 +218,7 @@ def counted(runs: Iterable[HostRun]) -> tuple[tuple[HostRun, ...], list[str], li
     """The newest run of each host, by name; which others there are; and names and GPUs that two machines have."""
     hosts, notes, gaps = list[HostRun](), list[str](), list[Gap]()
     for host, found in sorted(grouped((run.host, run) for run in runs).items(), key=lambda item: natural(item[0])):
-        *others, newest = sorted(found, key=lambda run: run.record.run.began)
+        *others, newest = sorted(found, key=lambda run: run.record.run.utc.seconds)
         hosts.append(replace(newest, earlier=tuple(run.record for run in others if run.gpus & newest.gpus)))
         if others:
             text = "{host} has {count} runs: the newest counts, {folder} of {utc} ({verdict}), and not {others}"

@@ -28,9 +28,8 @@ PRELOAD = ["torch", "torch.distributed", "cloudpickle", main.__name__]
 NEWS_SECONDS = 0.2  # the connection of a dying rank closes a moment before its exit status is there
 TURN_SECONDS = 0.005  # between two looks at what is still alive
 STACK_SECONDS, STACK_TURN_SECONDS = 0.3, 0.02  # for ranks to write their stacks, and between two looks at it
-# What ranks find in their environment unless the controller has something else there.
-# CUDA_DEVICE_ORDER: CUDA counts GPUs as nvidia-smi does. The heartbeat is torch's own deadline for a stuck NCCL
-# watchdog; ours comes first.
+# What ranks find in their environment unless the controller has something else there. CUDA counts GPUs as nvidia-smi
+# does; the heartbeat is torch's own deadline for a stuck NCCL watchdog, and ours comes first.
 DEFAULTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(7 * 24 * 3600)}
 RECORDED = "2000"  # collectives, by NCCL's flight recorder, which is read after a hang
 # The same where all ranks are on this machine: NCCL and Gloo listen on loopback only.
@@ -215,9 +214,7 @@ class LocalEngine:
     def _give_up_a_stuck_server(self) -> None:
         """Keep the fork server only if it has done all that it was asked to do, and can do more."""
         server = self._server
-        if server and (
-            self._hear() or processes.trouble(server.pid) or 0 in {each.pid for each in self._ranks.values()}
-        ):
+        if server and (self._hear() or processes.trouble(server.pid) or 0 in {of.pid for of in self._ranks.values()}):
             server.kill()
             self._server = None
 

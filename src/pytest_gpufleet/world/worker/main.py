@@ -21,6 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
+from pytest_gpufleet.redaction import shortened
 from pytest_gpufleet.world.call import ENDINGS, START, Call, Outcome, Output, RankSpec, pack, unpack
 from pytest_gpufleet.world.engines import channel
 from pytest_gpufleet.world.engines.rank_files import Progress, RankFiles
@@ -125,7 +126,7 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the story must get out
         for kind, (raised, _) in ENDINGS.items():
             if isinstance(error, raised):
-                return {"kind": kind, "error_text": _clip(str(error))}
+                return {"kind": kind, "error_text": shortened(str(error), TEXT_LIMIT)}
         type_, frames = type(error), error.__traceback__
         # The traceback from the shipped function on: how it was called is no news to its author.
         while frames is not None and frames.tb_next is not None and _is_own(frames.tb_frame):
@@ -139,21 +140,14 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
         return {
             "kind": "raised",
             "phase": progress.now,
-            "error_type": _clip(f"{type_.__module__}.{type_.__qualname__}"),
-            "error_text": _clip(text),
-            "traceback": _clip("".join(lines)),
+            "error_type": shortened(f"{type_.__module__}.{type_.__qualname__}", TEXT_LIMIT),
+            "error_text": shortened(text, TEXT_LIMIT),
+            "traceback": shortened("".join(lines), TEXT_LIMIT),
         }
 
 
 def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
-
-
-def _clip(text: str) -> str:
-    if len(text) <= TEXT_LIMIT:
-        return text
-    half = TEXT_LIMIT // 2
-    return f"{text[:half]}\n... {len(text) - TEXT_LIMIT:,} characters left out ...\n{text[-half:]}"
 
 
 def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
