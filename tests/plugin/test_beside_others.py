@@ -84,7 +84,6 @@ def test_a_check_with_subtests_fails_once_and_others_report_it_too(run_pytest):
     assert (results["summary"]["tests"], results["summary"]["failed"]) == (2, 1)
 
 
-# ---------------- what the plugin takes from pytest beyond its public names
 @pytest.fixture
 def tmp_path(tmp_path):
     """Made of the one that it hides."""

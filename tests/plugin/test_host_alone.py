@@ -74,10 +74,8 @@ def node(tmp_path):
         around = {**KEPT, "DEVICES": str(devices), "PYTHONPATH": f"{ROOT}:{root}", "PYTHONUNBUFFERED": "1", **variables}
         command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-p", "devices_there", *options,
                    f"--fleet-dir={REPORTS}", "test_alone.py"]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=root, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, cwd=root, env=around, text=True, **pipes)
         started.append(process)
         return Node(process, root)
 

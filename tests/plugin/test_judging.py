@@ -46,9 +46,8 @@ def test_every_cause_comes_before_the_figures_and_what_a_body_raised_beside_them
 def test_junit_has_the_codes_of_faults_as_properties_where_jenkins_allows_them(run):
     (folder,) = run.folders
     (suite,) = ElementTree.parse(folder / "junit.xml").iter("testsuite")
-    faults = [
-        each.get("value") for each in suite.iterfind("properties/property[@name='test_inner.py::test_two fault']")
-    ]
+    named = suite.iterfind("properties/property[@name='test_inner.py::test_two fault']")
+    faults = [each.get("value") for each in named]
     assert faults == ["407 cause_unclear the first cable", "407 cause_unclear the second cable"]
     # What junit-10.xsd of the plugin xUnit of Jenkins allows in a test case, of what pytest writes.
     in_cases = {each.tag for case in suite.iterfind("testcase") for each in case}

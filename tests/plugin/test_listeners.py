@@ -48,9 +48,7 @@ def heard(run):
 
 @pytest.fixture(scope="module")
 def run(run_pytest):
-    files = {
-        "conftest.py": EXAMPLE, "hoarse.py": HOARSE, "checks/conftest.py": LEAVING, "checks/test_inner.py": CHECKS,
-    }  # fmt: skip
+    files = {"conftest.py": EXAMPLE, "hoarse.py": HOARSE, "checks/conftest.py": LEAVING, "checks/test_it.py": CHECKS}
     options = ("-p", "hoarse", "--fleet-prometheus=gpus.prom", *RECORDED, "-W", "error")
     return run_pytest("--gpus=4", f"--fleet-dir={REPORTS}", *options, files=files, PYTHONPATH=f".:{ROOT}")
 
@@ -61,7 +59,6 @@ def test_the_example_hears_of_all_and_the_plugin_before_all_others(run):
     assert figure == {"metric": "busbw", "place": "world", "value": 360.0, "state": "met"}
     assert fault == {"code": CODES["ecc_off"].number, "name": "ecc_off", "action": "CONFIG", "what": "gpu0: ECC is off"}
     assert verdict == [{"verdict": "REJECTED", "reasons": run.record.reasons, "run": folder.name}]
-    (folder,) = run.folders
     values = {
         each.get("name").partition(" ")[2]: each.get("value")
         for each in ElementTree.parse(folder / "junit.xml").iterfind("testsuite/properties/property")
@@ -91,14 +88,10 @@ def test_of_many_nodes_each_run_of_its_own_hears_and_the_run_over_all(run_pytest
         def test_fails():
             raise OSError("out of order")
     """
-    run = run_pytest(
-        "--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", files={"test_inner.py": module, "conftest.py": EXAMPLE}
-    )
+    files = {"test_inner.py": module, "conftest.py": EXAMPLE}
+    run = run_pytest("--rehearse=1", "--nodes=2", f"--fleet-dir={REPORTS}", files=files)
     events = heard(run)
-    assert [(each["metric"], each["place"]) for each in events if "metric" in each] == [
-        ("busbw", "cpu0"), ("busbw", "cpu0"),
-    ], run.text  # fmt: skip
-    assert [each["what"] for each in events if "what" in each] == [
-        "OSError: out of order", "OSError: out of order",
-    ]  # fmt: skip
+    figures = [(each["metric"], each["place"]) for each in events if "metric" in each]
+    assert figures == [("busbw", "cpu0")] * 2, run.text
+    assert [each["what"] for each in events if "what" in each] == ["OSError: out of order"] * 2
     assert [each["verdict"] for each in events if "verdict" in each] == ["REHEARSAL"] * 3

@@ -109,10 +109,8 @@ def test_checks_between_nodes_of_which_one_is_lost_there(between):
     assert ("node_lost", ["node1"]) in faults(between, "::test_one_is_lost")
     assert [*between.record.lost] == [1]
     assert [world.ranks for world in between.record.worlds] == [6, 4]
-    assert (between.status, {node: bool(end.sha256) for node, end in between.record.finished.items()}) == (
-        1,
-        {0: True, 1: True, 2: True},  # its own run had ended before
-    )
+    ended = {node: bool(end.sha256) for node, end in between.record.finished.items()}
+    assert (between.status, ended) == (1, dict.fromkeys(range(3), True))  # its own run had ended before
 
 
 def test_rdma_is_tried_by_the_agents(run_pytest, tmp_path, monkeypatch):
@@ -198,9 +196,8 @@ def test_nodes_that_came_to_their_end_are_not_run_again(in_a_session, tmp_path):
     assert run.wait(SECONDS) == -signal.SIGTERM, (tmp_path / "log").read_text()
     whole = {node: end.sha256 for node, end in read(first / "evidence.jsonl").finished.items() if end.sha256}
     ran = {*tmp_path.glob("ran.*")}
-    assert in_a_session("--rehearse=1", *ON_THREE, f"--fleet-resume={first}").wait(SECONDS) == 0, (
-        tmp_path / "log"
-    ).read_text()
+    resumed = in_a_session("--rehearse=1", *ON_THREE, f"--fleet-resume={first}")
+    assert resumed.wait(SECONDS) == 0, (tmp_path / "log").read_text()
     assert len({*tmp_path.glob("ran.*")} - ran) == 1
     record = read(next(path for path in (tmp_path / REPORTS).iterdir() if path != first) / "evidence.jsonl")
     assert whole.items() <= {node: end.sha256 for node, end in record.finished.items()}.items()
@@ -217,7 +214,6 @@ def test_checks_of_an_installed_package_have_the_same_names_on_the_nodes(run_fre
     assert "node0: 1 passed, REHEARSAL" in run.text
 
 
-# ---------------------------------------------------------------- arguments on each node, and how far they are
 @pytest.mark.parametrize(("given", "left"), [
     (["acceptance/", "--nodes", "16", "--gpus", "8"], ["acceptance/"]),
     (["--nodes=16", "--gpus=8", "--rehearse", "--rehearse=2", "--fleet-insecure"], []),
@@ -244,7 +240,6 @@ def test_a_line_says_how_far_nodes_are_and_who_is_waited_for(at_work, started, s
         for node in range(3)
     }
     evidence = SimpleNamespace(record=Record(started=started, checks={"a": None}))
-    run = SimpleNamespace(
-        written=evidence, node_runs=SimpleNamespace(all=runs), alone=at_work is not None, of_nodes="12345"
-    )
+    of_all, alone = SimpleNamespace(all=runs), at_work is not None
+    run = SimpleNamespace(written=evidence, node_runs=of_all, alone=alone, of_nodes="12345")
     assert on_nodes.now(run) == shown

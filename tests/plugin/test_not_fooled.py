@@ -109,10 +109,8 @@ def test_a_process_that_ends_itself_in_a_test_and_pytest_exit_accept_nothing(fle
     assert "os._exit(0) was called: the run ends here, with exit status 10" in run.text
     assert run.outcomes == {"test_child": "passed"}
     assert run.record.verdict is None
-    exits = (
-        "import pytest\ndef test_exits(): pytest.exit('that will do', returncode=0)\ndef test_left_out(): assert False"
-    )
-    run = fleet(exits)
+    exits = "import pytest\ndef test_exits(): pytest.exit('that will do', returncode=0)\n"
+    run = fleet(f"{exits}def test_left_out(): assert False")
     assert (run.status, run.record.broken) == (10, "pytest.exit() ended the run: that will do")
 
 

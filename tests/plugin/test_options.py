@@ -61,9 +61,8 @@ def test_a_drive_is_tested_in_a_folder_that_is_there(asked, level, folder, refus
 
 def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
     ini = "[pytest]\nfleet_note =\n    location = rack 12, unit 4\n    order=1\n"
-    run = fleet(
-        "def test_it(): pass", "--fleet-note", "order=4711", "--fleet-note=remarks=a=b", files={"pytest.ini": ini}
-    )
+    given = ("--fleet-note", "order=4711", "--fleet-note=remarks=a=b")
+    run = fleet("def test_it(): pass", *given, files={"pytest.ini": ini})
     assert run.record.run.notes == {"location": "rack 12, unit 4", "order": "4711", "remarks": "a=b"}
     assert run.record.lasted > 0
     begin, end = map(datetime.fromisoformat, (run.record.run.utc, run.record.ended))
@@ -76,10 +75,8 @@ def test_notes_of_the_command_line_stand_beside_those_of_the_ini_file(fleet):
 def test_rehearse_takes_no_path_away(run_pytest):
     """Nor the options that the conftest.py of that path adds."""
     conftest = "def pytest_addoption(parser): parser.addoption('--mine')"
-    tests = {"checks/test_a.py": "def test_a(): pass", "test_b.py": "def test_b(): 1 / 0"}
-    run = run_pytest(
-        "--fleet-dir=runs", "--rehearse", "checks", "--mine=1", files={"checks/conftest.py": conftest, **tests}
-    )
+    files = {"checks/test_a.py": "def test_a(): 1", "test_b.py": "def test_b(): 1 / 0", "checks/conftest.py": conftest}
+    run = run_pytest("--fleet-dir=runs", "--rehearse", "checks", "--mine=1", files=files)
     assert (run.status, run.outcomes) == (0, {"test_a": "passed"}), run.text
 
 

@@ -37,9 +37,7 @@ WRONG = [
 
 # The body of a check, and what its failure says.
 WRONG_CHECKS = {
-    "returns_number": (
-        "judge(measure(world, sort_rate))", "sort_rate must return a Reading or a list of them, not 3.0",
-    ),
+    "returns_number": ("judge(measure(world, sort_rate))", "sort_rate must return a Reading or a list of them, not 3."),
     "metric_unknown": ("measured(world, judge, 'length', 1.0)", "there is no metric 'length': use one of busbw, "),
     "judges_list": ("judge([])", "judge() takes Measurements, not []"),
     "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),

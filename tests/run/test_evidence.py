@@ -17,7 +17,6 @@ from tests.edited_evidence import insert
 
 
 def rewritten(change):
-
     def attack(path):
         text = change(path.read_bytes())
         with path.open("r+b") as file:
@@ -101,13 +100,7 @@ def test_no_half_of_a_line_is_left_where_the_disk_is_full(evidence, monkeypatch)
     assert record.spoiled == [f"the evidence could not be written to {evidence.path}: Bad file descriptor"]
 
 
-# ---------------------------------------------------------------- evidence from anybody
-def deep(levels):
-    return '{"event": "machine", "machine": ' + '{"a": ' * levels + "1" + "}" * levels + "}"
-
-
 def instead(name, make):
-
     def change(folder):
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
@@ -130,7 +123,7 @@ TOPOLOGY = '{"event": "topology", "nodes": [{"gpus": [%s], "links": [["X"]], "pr
 RESUMED = '{"event": "run", "host": "x", "resumed": [%s]}'
 # What is done to the folder of a run, and what every command says.
 HOSTILE = {
-    "deep": (insert(deep(100_000)), "line 2: not JSON"),
+    "deep": (insert('{"event": "machine", "machine": ' + "[" * 100_000 + "]" * 100_000 + "}"), "line 2: not JSON"),
     "huge whole number": (insert(FINISHED % ("passed", "1" + "0" * 400)), "$.check.seconds"),
     "unknown outcome": (insert(FINISHED % ("crashed", 1)), "'crashed' - at `$.check.outcome`"),
     "resumed without a time": (insert(RESUMED % '{"run": "a", "failed": []}'), "field `utc` - at `$.resumed[0]`"),

@@ -31,7 +31,6 @@ def test_a_regular_file_is_read_as_it_is_and_a_device_is_none(tmp_path):
         safe_files.open_regular(Path("/dev/zero"))
 
 
-# ---------------------------------------------------------------- writing
 @pytest.fixture
 def victim(tmp_path):
     """A file in another folder, which stays as it is."""

@@ -61,7 +61,6 @@ def test_what_has_no_commit(checkout):
         assert of_checkout(checkout) == ""
 
 
-# ---------------------------------------------------------------- what was typed to start a run can be typed again
 EACH = "acceptance/test_4_each_gpu.py"
 THERE = f"{SUITE}/test_4_each_gpu.py"
 PYARGS, BY_PACKAGE = "--pyargs", f"pytest --pyargs {PACKAGED}"

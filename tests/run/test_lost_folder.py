@@ -75,10 +75,3 @@ def test_a_report_that_is_asked_for_elsewhere_is_a_copy(fleet, tmp_path, capsys)
     for name, copy in copies.items():
         assert copy.read_bytes() == (run.folders[0] / name).read_bytes()
     assert cli.main(["verify", str(run.folders[0])]) == 0, capsys.readouterr().out
-
-
-def test_a_copy_that_could_not_be_written_is_told_before_anything_starts(fleet):
-    run = fleet("def test_x(): pass", "--html=.")
-    assert (run.status, run.folders) == (4, [])
-    assert "--html" in run.text
-    assert "cannot be written: it is a folder" in run.text

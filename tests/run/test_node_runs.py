@@ -56,9 +56,7 @@ def names(run):
 
 
 def test_a_node_is_a_line(cluster, runs):
-    cluster.news = [
-        (0, CheckEnded(str(number), outcome, 1.0)) for number, outcome in enumerate(["passed", "failed"] * 2)
-    ]
+    cluster.news = [(0, CheckEnded(str(at), outcome, 1.0)) for at, outcome in enumerate(["passed", "failed"] * 2)]
     cluster.news += [(0, ENDED), (1, CheckEnded("a", "passed", 1.0)), (1, LOST), (2, SuiteEnded(9, "ouch", "", {}))]
     assert [run.text for run in runs.listen(0)] == [
         "gf0: 2 passed, 2 failed, ACCEPTED",
@@ -131,7 +129,6 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
     assert runs.all[0].finished(None).sha256 == ""
 
 
-# ---------------------------------------------------------------- one that does not get on
 @pytest.mark.parametrize(("own", "others", "now", "usual"), [
     ([], [[10.0], [12.0], [11.0]], 700.0, 11.0),
     ([], [[10.0], [12.0], [11.0]], 600.0, None),  # not yet

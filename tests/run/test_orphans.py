@@ -88,8 +88,7 @@ def test_controller_and_fork_server_are_killed_at_once(controller, tmp_path):
 
 def test_a_terminal_that_is_closed_takes_no_report_away(tmp_path):
     """As by a lost connection: SIGHUP, and from then on nothing can be written to the terminal."""
-    (tmp_path / "pytest.ini").write_text("[pytest]")
-    (tmp_path / "test_inner.py").write_text(HANGING)
+    lay_out(tmp_path, {"pytest.ini": "[pytest]", "test_inner.py": HANGING})
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "pytest", f"--rehearse={RANKS}", "--fleet-dir=out"]
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -159,9 +158,7 @@ def test_it():
 @pytest.mark.parametrize(
     ("name", "what", "status"), [("SIGINT", "interrupted", 2), ("SIGTERM", "ended by SIGTERM", -signal.SIGTERM)]
 )
-def test_a_signal_is_answered_at_once_and_a_second_one_does_not_take_the_report_away(
-    controller, tmp_path, name, what, status
-):
+def test_a_signal_is_answered_at_once_and_a_second_one_takes_no_report_away(controller, tmp_path, name, what, status):
     (tmp_path / "conftest.py").write_text(AGAIN.replace("SIGNAL", name))
     process = controller(INTERRUPTED.replace("SIGNAL", name), "-s")
     assert process.wait(60) == status, (tmp_path / "log").read_text()

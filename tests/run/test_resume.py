@@ -218,9 +218,7 @@ SPOILED_BY = {
     "an edited suite": ({"event": "suite", "altered": ["test_4.py"]}, "test_4.py (in run first): not as it was"),
     "lost telemetry": ({"event": "spoiled", "why": "lost samples: x"}, "lost samples: x (in run first)"),
     "a fault": ({"event": "fault", "fault": XID}, "XID 79 (in run first)"),
-    "wrong data, which the next run did not see": (
-        {"event": "fault", "fault": WRONG_DATA}, "1 wrong bit (in run first)",
-    ),
+    "wrong data, which the next did not see": ({"event": "fault", "fault": WRONG_DATA}, "1 wrong bit (in run first)"),
 }  # fmt: skip
 
 
@@ -266,10 +264,9 @@ def test_looks_back(machine):
 def test_the_host_is_compared_with_what_it_was_in_the_first_session(died, run_pytest, tmp_path):
     folder = shutil.copytree(died.folders[0], tmp_path / "first")
     first, later = {"log": {"events": []}}, {"log": {"events": ["a fan stalled"]}}
+    facts = ({"event": "host_fact", "fact": "bmc", "value": bmc} for bmc in (first, later))
     with (folder / "evidence.jsonl").open("a") as file:
-        file.writelines(
-            f"{json.dumps({'event': 'host_fact', 'fact': 'bmc', 'value': bmc})}\n" for bmc in (first, later)
-        )
+        file.writelines(f"{json.dumps(fact)}\n" for fact in facts)
     options = ("--rehearse=2", "--fleet-dir=runs", f"--fleet-resume={folder}")
     run = run_pytest(*options, files={"test_inner.py": MODULE + LOOKS_BACK, "repaired": ""})
     assert run.outcomes["test_looks_back"] == "passed", run.text

@@ -203,13 +203,9 @@ FAULTS = {
     ),
     "SystemExit": Fault(raises(SystemExit(3)), "exception", ("SystemExit: 3",)),
     "KeyboardInterrupt": Fault(raises(KeyboardInterrupt), "exception", ("KeyboardInterrupt",)),
-    "SIGKILL during a collective": Fault(
-        kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "about to die", "a last word")
-    ),
-    "SIGSEGV during a collective": Fault(crashes_in_c, "crash", ("SIGSEGV", "in crashes_in_c")),
-    "abort during a collective": Fault(
-        lambda rank: os.abort(), "crash", ("by SIGABRT (Aborted)", "Fatal Python error: Aborted")
-    ),
+    "SIGKILL in a collective": Fault(kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "about to die", "a last word")),
+    "SIGSEGV in a collective": Fault(crashes_in_c, "crash", ("SIGSEGV", "in crashes_in_c")),
+    "abort in a collective": Fault(lambda rank: os.abort(), "crash", ("by SIGABRT (Aborted)", "Fatal Python error: A")),
     "SIGKILL while the others sleep": Fault(kills_itself(signal.SIGKILL), "crash", ("SIGKILL", "asleep"), "sleep"),
     "SIGSEGV while the others sleep": Fault(crashes_in_c, "crash", ("SIGSEGV", "asleep"), "sleep"),
     "abort while the others sleep": Fault(lambda rank: os.abort(), "crash", ("SIGABRT", "asleep"), "sleep"),

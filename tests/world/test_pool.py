@@ -35,16 +35,11 @@ def ends_of(failure):
     return [(report.rank, report.state) for report in failure.value.reports]
 
 
-def hangs_on_1(rank):
-    if rank.index == 1:
-        raise Hangs
-
-
 @pytest.mark.parametrize(("of_call", "seconds"), [(None, 10.0), (1.25, 1.25)])
 def test_a_deadline_ends_a_hang_and_names_the_rank(engine, of_call, seconds):
     world = world_of(engine, 2)
     with pytest.raises(RankFailure) as failure:
-        world.run(hangs_on_1, timeout=of_call)
+        world.run(lambda rank: Hangs() if rank.index else None, timeout=of_call)
     assert (failure.value.kind, ends_of(failure)) == ("hang", [(1, "running"), (0, "returned")])
     assert (engine.now, engine.examined, engine.kills) == (seconds, [0, 1], 1)
     assert f"no answer within {seconds:g} s from rank 1" in failure.value.what
@@ -89,13 +84,10 @@ def test_a_call_that_hangs_says_whom_it_waits_for_after_half_a_minute(engine, en
     assert [text.partition(": ")[2] for text in heard] == list(map(late.format, seconds))
 
 
-def ends_one_after_the_other(rank):
-    return Takes(*[(2.0,), (1.0, ValueError("first")), (1.3, KeyError("second")), (1.5,)][rank.index])
-
-
 def test_after_the_first_failure_the_others_have_a_moment_to_tell_their_story(engine):
+    ends = [Takes(2.0), Takes(1.0, ValueError("first")), Takes(1.3, KeyError("second")), Takes(1.5)]
     with pytest.raises(ValueError, match="first") as failure:
-        world_of(engine, 4).run(ends_one_after_the_other)
+        world_of(engine, 4).run(lambda rank: ends[rank.index])
     assert ends_of(failure) == [(1, "raised"), (2, "raised"), (0, "running"), (3, "running")]
     assert engine.now == 1.0 + GRACE_SECONDS
     assert engine.examined == [0, 3]

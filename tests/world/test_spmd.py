@@ -209,8 +209,8 @@ def failures(fleet):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("lists", ["rank 1 of 2, CPU: raised AssertionError: they should agree", "rank 0 of 2, CPU: returned"]),
-    ("lists", ["assert [1, 2, 3] == [1, 2, 4]", "At index 2 diff: 3 != 4"]),
+    ("lists", ["rank 1 of 2, CPU: raised AssertionError: they should agree", "rank 0 of 2, CPU: returned",
+               "assert [1, 2, 3] == [1, 2, 4]", "At index 2 diff: 3 != 4"]),
     ("texts", ["100 % of one", "- and three", "+ and two"]),
     ("operands", ["rank 1 of 2, CPU: raised", "assert 1 < (2 - 1)", "where 1 = ", ".index"]),
     ("fixture_that_stays", ["cannot be sent to the ranks: ", "guard (lock)"]),

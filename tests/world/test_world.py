@@ -106,6 +106,12 @@ def test_functions_arguments_and_results_travel(fleet):
         with pytest.raises(pytest.skip.Exception, match=r"^no reason \\(on rank 1 of 2 only\\)$"):
             world.run(lambda rank: pytest.skip("no reason") if rank.index else None)
         assert pids(world) == PIDS
+
+    @pytest.mark.fresh_world
+    def test_fresh(world, gpu_topology):
+        assert not set(pids(world)) & set(PIDS)
+        assert gpu_topology.gpus == world.gpus == ()
+        assert gpu_topology.torch
     """
     helper = """
         from dataclasses import dataclass
@@ -123,7 +129,7 @@ def test_functions_arguments_and_results_travel(fleet):
     """
     run = fleet(module, files={"helper.py": helper})
     assert run.status == 0, run.text
-    assert len(run.record.worlds) == 1
+    assert len(run.record.worlds) == 2
 
 
 def pids(group):
