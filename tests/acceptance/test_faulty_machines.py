@@ -267,6 +267,8 @@ FAULTY = [
     ("test_memory_modules_are_alike", set_modules(configured_speed=4400), "dimm_slow", NODE, "DIMM_3"),
     (FEW_ERRORS, memory_errors(uncorrected=1), "host_memory_uncorrected", NODE, "DIMM_A1"),
     ("test_no_recovery_is_pending", set_gpu(2, recovery_action=2), "recovery_pending", GPU_2),
+    ("test_no_recovery_is_pending", then(set_gpus(recovery_action=ABSENT), set_gpu(2, repair_pending=[0, 1])),
+     "recovery_pending", GPU_2, "TPC"),
 ]  # fmt: skip
 NOBODY_COUNTS = set_host(memory_errors=Missing("no EDAC driver counts them", absent=True))
 # By check: look-alikes that pass, and machines to which it does not apply; others are in docs/planted-faults.md.

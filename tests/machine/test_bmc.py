@@ -1,6 +1,7 @@
 """What is read of a BMC: broken parts are named, and machines that only look so pass."""
 
 from datetime import date
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -122,6 +123,15 @@ def test_what_comes_and_what_goes_during_a_run(tmp_path):
     assert bmc.cleared_since(before.log, cleared)
     without_a_word = replace(cleared, events=(replace(cleared.events[0], what="Failure detected"),))
     assert bmc.cleared_since(before.log, without_a_word)
+
+
+def test_a_bmc_may_take_minutes_for_its_sensors(tmp_path):
+    """5 s for each that is not there: ipmitool/ipmitool issue 145."""
+    tree = laid_out("bmc", tmp_path, lambda text: text + ELIST)
+    run = Mock(wraps=tree.run)
+    bmc.read(tree.root, run)
+    bmc.read_leaks(tree.root, run)
+    assert min(call.kwargs["seconds"] for call in run.call_args_list if "sdr" in call.args) >= 150
 
 
 # No published listing of ipmitool with a leak sensor is known: the form is that of SUPPLIES, states are those of IPMI.

@@ -1,5 +1,7 @@
 """Drives as the kernel shows them, what they say of themselves, and which of it is a fault."""
 
+import json
+
 import pytest
 
 from pytest_gpufleet.machine import disks
@@ -7,7 +9,7 @@ from pytest_gpufleet.machine.disks import Drive, DriveHealth, failing_drives
 from pytest_gpufleet.machine.tools import AS_ROOT, Absent, NoAnswer, Unreadable
 from pytest_gpufleet.model import codec
 from tests.acceptance.checks import outcomes
-from tests.machine.trees import laid_out, replaced
+from tests.machine.trees import laid_out, replaced, written
 from tests.machines import recorded
 
 
@@ -55,6 +57,39 @@ def test_a_drive_that_does_not_answer_is_not_judged(tmp_path):
     why = "nvme1: smartctl did not answer within 20 s; sda: smartctl could not ask"
     assert check.message.startswith(f"not judged: {why}")
     assert check.message.endswith(AS_ROOT)
+
+
+SCANNED = [  # prometheus-community/smartctl_exporter issue 221, of a host with a RAID controller; its sda is a volume
+    {"name": "/dev/sda", "info_name": "/dev/sda", "type": "scsi", "protocol": "SCSI"},
+    {"name": "/dev/bus/0", "info_name": "/dev/bus/0 [megaraid_disk_01]", "type": "megaraid,1", "protocol": "SCSI"},
+]
+SAYS = {  # AnalogJ/scrutiny issues 155 and 30
+    "sda": {"smartctl": {"messages": [{"string": "Smartctl open device: /dev/sda failed: DELL or MegaRaid controller, "
+            "please try adding '-d megaraid,N'", "severity": "error"}], "exit_status": 2}},
+    "bus/0 -d megaraid,1": {"smartctl": {"exit_status": 0}, "model_name": "WD4000FYYX", "rotation_rate": 7200,
+                            "smart_status": {"passed": False}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scanned", [SCANNED, SCANNED[:1]], ids=["with the drives", "a volume alone"])
+def test_drives_behind_a_raid_controller_are_asked_instead_of_its_volume(tmp_path, scanned):
+    """Nor is a disk asked that the BMC makes up (AMI Virtual HDisk0), of which smartctl knows no USB bridge."""
+    made_up = tmp_path / "sys/devices/pci0000:00/0000:00:14.0/usb1/1-3/1-3:1.0/host10/block/sdb"
+    written(tmp_path, {"sys/block/sda/removable": "0", "sys/block/sdb": made_up})
+    written(made_up, {"removable": "0"})
+
+    def run(_, *command, **how):
+        name = " ".join(command[2:]).removeprefix("/dev/")
+        return json.dumps({"devices": scanned} if command[0] == "--scan" else SAYS[name])
+
+    if len(scanned) == 1:
+        with pytest.raises(Unreadable, match="MegaRaid controller"):
+            disks.read_health(tmp_path, run)
+    else:
+        drives = disks.read_health(tmp_path, run)
+        (fault,) = failing_drives(drives)
+        assert ([drive.device for drive in drives], fault.name) == (["bus/0 -d megaraid,1"], "drive_failing")
+        assert fault.what.startswith("bus/0 -d megaraid,1 (WD4000FYYX): ")
 
 
 def warning(bits, celsius=35):

@@ -1,6 +1,7 @@
 """What the kernel log says of the host, and XIDs and SXids. The lines of the host are those of machine/kernel_log.py,
 whose comments say where each was really written; those of healthy machines have their origin beside them."""
 
+import json
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -18,6 +19,13 @@ LINES = [
     ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408", "machine_check", "CPU 0", True, True),
     ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: 8c00004000010092", "machine_check_corrected", "CPU 3",
      False, False),
+    # edac_mce_amd, where it is loaded, writes these instead: EPYC 7001, and BurntSushi/ripgrep
+    ("[Hardware Error]: CPU:7 (17:1:1) MC0_STATUS[-|UE|MiscV|AddrV|-|-|-|UECC|-|Poison|-]: 0xbc002800000c0135",
+     "machine_check", "CPU:7", True, True),
+    ("[Hardware Error]: CPU:2 (19:21:0) MC5_STATUS[-|UE|MiscV|AddrV|PCC|TCC|SyndV|-|-|-]: 0xbea0000001000108",
+     "machine_check", "CPU:2", True, True),
+    ("[Hardware Error]: CPU:0 (17:1:1) MC15_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC|-|-|-]: 0xdc2040000000011b",
+     "machine_check_corrected", "CPU:0", False, False),
     ("{2}[Hardware Error]: event severity: recoverable", "machine_check", "", True, True),
     ("{3}[Hardware Error]: event severity: corrected", "machine_check_corrected", "", False, False),
     ("[Hardware Error]: event severity: fatal", "machine_check", "", True, True),  # of the boot before
@@ -43,7 +51,8 @@ LINES = [
     ("NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.", "gpu_lost", "0000:91:00.0", True, True),
     ("NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)", "gpu_lost", "0000:98:00.0", True, True),
     ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", "gpu_lost", "", True, True),
-    ("NVRM: fallen off the bus and is not responding to commands.", "gpu_lost", "", True, True),
+    (r"NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0aNVRM: fallen off "
+     "the bus and is not responding to commands.", "gpu_lost", "0000:b3:00.0", True, True),
     ("watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]", "hung_task", "", False, True),
     ("watchdog: Watchdog detected hard LOCKUP on cpu 3", "hung_task", "", True, True),
     ("NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [nvidia-smi:1]", "hung_task", "", False, True),
@@ -80,7 +89,7 @@ LINES = [
     ("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,"
      "task=python,pid=7899,uid=0", "host_out_of_memory", "", False, True),
     ("mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).",
-     "nic_underpowered", "mlx5_core 0000:5c:00.0", True, True),
+     "nic_underpowered", "mlx5_core 0000:5c:00.0", False, True),
     ("mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1", "nic_too_hot",
      "mlx5_core 0000:41:00.0", True, True),
     ("mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature", "nic_too_hot",
@@ -93,6 +102,10 @@ LINES = [
      "mlx5_core 0000:41:00.0", True, True),
     ("mlx5_core 0000:41:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error, "
      "severity(3) ERROR:", "nic_firmware_failed", "mlx5_core 0000:41:00.0", True, True),
+    ("mlx5_core 0000:01:00.0: wait_func_handle_exec_timeout:1122:(pid 3202): cmd[0]: DESTROY_EQ(0x302) timeout. Will "
+     "cause a leak of a command resource", "nic_firmware_failed", "mlx5_core 0000:01:00.0", True, True),
+    ("infiniband rdmap0s6: Admin queue is closed", "nic_firmware_failed", "infiniband rdmap0s6", True, True),
+    ("efa 0000:53:00.0: Device isn't ready, abort com init", "nic_firmware_failed", "efa 0000:53:00.0", True, True),
     ("mlx5_core 0000:01:00.0 enp1s0f0np0: Link down", "network_link_flaps", "mlx5_core 0000:01:00.0 enp1s0f0np0", True,
      False),
     ("bnxt_en 0000:19:00.0 enp25s0f0np0: NIC Link is Down", "network_link_flaps", "bnxt_en 0000:19:00.0 enp25s0f0np0",
@@ -130,6 +143,7 @@ HEALTHY = [
     # NVIDIA/gpu-operator issue 2511
     "mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.",
     "mlx5_core 0000:5c:00.0: Port module event: module 0, Cable plugged",
+    "ena 0000:00:05.0 eth0: Admin queue is closed",  # as NVSentinel rejects it
     "mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, clock error, severity(4) WARNING:",
     "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus.",
 ]
@@ -143,9 +157,46 @@ def test_what_is_wrong_with_the_host_is_recognised(line, code, device, before, d
     assert (message.line, message.first, message.last) == (line[:300], 5140.9, 5140.9)
 
 
+def of_firmware(severity, *section, begin="{1}"):
+    """A record that the firmware gave to the kernel, which writes it line by line."""
+    texts = (f"event severity: {severity}", f" Error 0, type: {severity}", *(f"  {each}" for each in section))
+    return [
+        f"{begin}[Hardware Error]: {text}"
+        for text in ("Hardware error from APEI Generic Hardware Error Source: 1", *texts)
+    ]
+
+
+# intel-wired-lan, "ice: Fix ice module unload"; of the boot before; the one of RTX PRO 6000; nodejs/build issue 2894
+PORT = ("section_type: PCIe error", "port_type: 4, root port", "version: 3.0", "device_id: 0000:c9:02.0", "slot: 25",
+        "vendor_id: 0x8086, device_id: 0x347a")  # fmt: skip
+MEMORY = ("section_type: memory error", "physical_address: 0x0000000116c60000", "DIMM location: BANK_0 DIMM_A1")
+RECORDS = [
+    (of_firmware("recoverable", *PORT), "pcie_error_logged", "0000:c9:02.0", False, True),
+    (of_firmware("fatal", *PORT, begin=""), "pcie_error_logged", "0000:c9:02.0", True, True),
+    (of_firmware("corrected", *PORT), "pcie_corrected_logged", "0000:c9:02.0", False, False),
+    (of_firmware("recoverable", *MEMORY), "dimm_uncorrected", "BANK_0 DIMM_A1", True, True),
+    (of_firmware("corrected", MEMORY[0]), "dimm_corrected", "", False, False),
+    (of_firmware("recoverable", "section_type: ARM processor error"), "machine_check", "", True, True),
+    (of_firmware("corrected", "section type: unknown, e8ed898d-df16-43cc-8ecc"), "machine_check_corrected", "", False,
+     False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "code", "device", "before", "during"), RECORDS, ids=range(len(RECORDS)))
+def test_a_record_of_the_firmware_is_about_what_its_section_says(lines, code, device, before, during):
+    """Also where another one follows, and another line comes between."""
+    again = of_firmware("corrected", "section_type: IA32/X64 processor error", begin="{2}")
+    found = list(of_the_host("\n".join(f"0,1,7000000,-;{line}" for line in (*lines, "eth0: up", *lines, *again))))
+    first, second, other = ((each.code, each.device, each.before, each.during) for each in found)
+    assert first == second == (code, device, before, during)
+    assert (found[0].first, other[0], found[2].line.count("\n")) == (7.0, "machine_check_corrected", 0)
+
+
 def test_every_row_of_the_table_was_seen_to_match():
-    lines = [*(line for line, *_ in LINES), CONTAINER]
-    matched = {next(pattern for pattern, _ in TABLE if pattern.match(line)) for line in lines}
+    lines = [*(line for line, *_ in LINES), CONTAINER, *(line for lines, *_ in RECORDS for _, line in kernel_log.joined(
+        (None, line) for line in lines
+    ))]  # fmt: skip
+    matched = {next((pattern for pattern, _ in TABLE if pattern.match(line)), None) for line in lines}
     assert [pattern.pattern for pattern, _ in TABLE if pattern not in matched] == []
 
 
@@ -363,12 +414,34 @@ def test_lines_that_were_overwritten_before_they_were_read_are_reported(tmp_path
     fell_off = b"6,9,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
     (tmp_path / "kmsg").touch()
     log = KernelLog(str(tmp_path / "kmsg"))
-    answers = Mock(side_effect=[b"6,1,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""])
+    answers = Mock(side_effect=[b"6,0,1,-;boot\n", BrokenPipeError(), fell_off, b"", b""])
     monkeypatch.setattr("pytest_gpufleet.machine.kernel_log.os.read", answers)
     logged = log.new()
     assert [xid.number for xid in logged.xids] == [79]
     assert logged.unread == "the kernel wrote over lines of its log that had not been read yet"
     assert log.new() == Logged()
+
+
+LOST = (
+    "The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:26b5) installed in this system has\nNVRM: fallen off the bus and"
+)
+JOURNAL = "".join(  # as `journalctl -o json` writes it: a message of several lines, and what the log still has
+    json.dumps({"MESSAGE": message, "_SOURCE_MONOTONIC_TIMESTAMP": at, "_BOOT_ID": "b0"}) + "\n"
+    for message, at in ((f"NVRM: {LOST}", "5000000"), (XID, "6000000"), (XID, "8000000"))
+)
+
+
+@pytest.mark.parametrize(("number", "journal", "lost"), [
+    (0, JOURNAL, []), (4711, JOURNAL, [("gpu_lost", "0000:b3:00.0", 5.0)]), (4711, "", []), (4711, "no json", []),
+])  # fmt: skip
+def test_what_the_kernel_wrote_over_since_boot_is_in_the_journal(tmp_path, number, journal, lost):
+    asked = []
+    (tmp_path / "kmsg").write_text(f"6,{number},7000000,-;eth0: link is up\n6,{number + 1},8000000,-;{XID}\n")
+    log = KernelLog(str(tmp_path / "kmsg"), run=lambda *command: asked.append(command[0]) or journal)
+    logged = log.new()
+    assert [xid.number for xid in logged.xids] == [79]
+    assert [(each.code, each.device, each.first) for each in logged.host] == lost
+    assert (log.new(), asked) == (Logged(), ["journalctl"] if number else [])
 
 
 FOUR = [Gpu(index, {"pci_bus_id": f"00000000:{index}B:00.0"}) for index in range(4)]

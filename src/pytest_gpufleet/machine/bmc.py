@@ -60,6 +60,8 @@ class Bmc(msgspec.Struct, frozen=True):
 
 LEAK = re.compile("leak", re.IGNORECASE)  # by name: IPMI has no type of sensor for it
 VIRTUAL = "a virtual machine has no BMC"
+# For one walk over all sensors or the log. A BMC may take 5 s for each sensor that is not there (ipmitool, issue 145).
+SECONDS = 180.0
 DRIVERS = "modprobe -a dmi-sysfs ipmi_si ipmi_ssif ipmi_devintf"  # the first shows whether there is a BMC
 
 
@@ -67,7 +69,7 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
     _require(root)
     # The types of sensors as `ipmitool sdr type list` has them. Redundancy is of one or the other type.
     power, fans, temperatures = (
-        tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind)))
+        tuple(sensor for kind in kinds for sensor in _sensors(run("ipmitool", "sdr", "type", kind, seconds=SECONDS)))
         for kinds in (("Power Supply", "Power Unit"), ("Fan",), ("Temperature",))
     )
     try:
@@ -78,7 +80,7 @@ def read(root: Path = Path("/"), run: RunTool = output) -> Bmc:
 
 def read_leaks(root: Path = Path("/"), run: RunTool = output) -> tuple[Sensor, ...]:
     _require(root)
-    return tuple(sensor for sensor in _sensors(run("ipmitool", "sdr", "elist")) if LEAK.search(sensor.name))
+    return tuple(each for each in _sensors(run("ipmitool", "sdr", "elist", seconds=SECONDS)) if LEAK.search(each.name))
 
 
 def _require(root: Path) -> None:
@@ -121,7 +123,7 @@ def _log(run: RunTool) -> EventLog:
     have fewer columns and are left out. ipmitool walks the whole log to its last entries, milliseconds for each."""
     about = {row[0]: row[1] for row in _rows(run("ipmitool", "sel", "info"), ":") if len(row) == 2}
     full = about.get("Overflow") == "true" or about.get("Percent Used") == "100%"
-    rows = _rows(run("ipmitool", "sel", "elist", "last", "200", seconds=60.0), "|")
+    rows = _rows(run("ipmitool", "sel", "elist", "last", "200", seconds=SECONDS), "|")
     clock = run("ipmitool", "sel", "time", "get").strip()
     events = (
         LoggedEvent(row[0], f"{row[1]} {row[2]}", row[3], row[4], row[5] == "Asserted")

@@ -1,7 +1,9 @@
 """The drives of the host: what the kernel shows, what they say of their health (smartctl), and what is wrong."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +46,8 @@ def read_nvme(root: Path = Path("/")) -> tuple[Drive, ...]:
 
 @dataclass(frozen=True)
 class DriveHealth:
-    """What a drive ("nvme0", "sda") says of itself. `used`: % of the writes it was made for. `silent`: why not."""
+    """What a drive ("nvme0", "sda", "bus/0 -d megaraid,8") says of itself. `used`: % of the writes it was made for.
+    `silent`: why not."""
 
     device: str
     model: str | None = None
@@ -62,27 +65,40 @@ class DriveHealth:
 
 # smartctl(8): its status is a mask, of which the first two bits say that it could not ask the drive.
 ANY_STATUS, NOT_ASKED = tuple(range(256)), 0b11
+VOLUME = "-d megaraid,N"  # what it proposes for a volume of a RAID controller, which has no health of its own
 DENIED = re.compile("permission denied|operation not permitted", re.IGNORECASE)
 # ACS-4 and the attributes that all makers have under these numbers (smartctl's drivedb.h, DEFAULT).
 ATTRIBUTES = {5: "reallocated", 197: "pending", 198: "uncorrectable"}
 
 
 def read_health(root: Path = Path("/"), run: RunTool = output) -> tuple[DriveHealth, ...]:
-    """Of each NVMe drive in this machine, and of each SATA and SAS drive that is not removable."""
+    """Of each NVMe drive in this machine, and of each SATA and SAS drive that is not removable, also behind a RAID
+    controller. Not of disks on USB, which BMCs make up."""
     names = [each.name for each in read_nvme(root) if each.transport == "pcie"]
-    names += [each.name for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0"]
-    if not names:
+    fixed = (each for each in sorted((root / "sys/block").glob("sd*")) if tools.text(each / "removable") == "0")
+    disks = [each.name for each in fixed if "/usb" not in str(each.resolve())]
+    if not (names := [*names, *disks]):
         raise Absent("this system shows no drive of its own")
+    behind = _behind_raid(run) if disks else []
     try:
-        return tuple(tools.asked(names, partial(_asked, run), lambda name, why: DriveHealth(name, silent=why)))
+        found = tools.asked([*names, *behind], partial(_asked, run), lambda name, why: DriveHealth(name, silent=why))
+        return tuple(each for each in found if not (behind and VOLUME in each.silent))
     except Unreadable as why:
         if tools.in_container(root) and not any((root / "dev" / name).exists() for name in names):
             raise tools.hides_host() from None
         raise Unreadable(f"no drive could be asked: {why.why}", why.remedy) from None
 
 
+def _behind_raid(run: RunTool) -> list[str]:
+    with suppress(Unreadable, ValueError, KeyError):
+        found = json.loads(run("smartctl", "--scan", "--json=c"))["devices"]
+        raid = (each for each in found if each["type"].startswith("megaraid"))
+        return [f"{each['name'].removeprefix('/dev/')} -d {each['type']}" for each in raid]
+    return []
+
+
 def _asked(run: RunTool, name: str) -> DriveHealth:
-    text = run("smartctl", "--json=c", "-a", f"/dev/{name}", statuses=ANY_STATUS)
+    text = run("smartctl", "--json=c", "-a", *f"/dev/{name}".split(), statuses=ANY_STATUS)
     try:
         printed = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError:

@@ -240,7 +240,7 @@ PLAIN = {
     "memory_bus_bits": "MemoryBusWidth", "pcie_generation": "CurrPcieLinkGeneration",
     "pcie_generation_max": "MaxPcieLinkGeneration", "pcie_width": "CurrPcieLinkWidth",
     "pcie_width_max": "MaxPcieLinkWidth", "ecc_mode_default": "DefaultEccMode", "compute_mode": "ComputeMode",
-    "persistence_mode": "PersistenceMode", "numa_node": "NumaNodeId",
+    "persistence_mode": "PersistenceMode", "numa_node": "NumaNodeId", "repair_pending": "RepairStatus",
 }  # fmt: skip
 
 
@@ -257,7 +257,8 @@ def _plain(name: str) -> Read:
 # "gpu" itself can use, by the system; pcie_width_max is no more than its slot has. `network_adapters`: InfiniBand and
 # RoCE ones ("mlx5_0") that share most of the GPU's way over PCIe; none where nobody can say which of several.
 # `module_id`: which module of its baseboard it is, as on HGX. `physical_slot`: what the firmware calls the slot of a
-# card ("21"). `power_smoothing`: whether it is enabled, and the number of its preset profile.
+# card ("21"). `repair_pending`: whether a reset is to repair a channel of memory, and a TPC. `power_smoothing`: whether
+# it is enabled, and the number of its preset profile.
 CONSTANTS: dict[str, Read] = {
     **{fact: _plain(name) for fact, name in PLAIN.items()},
     "inforom_valid": _inforom,

@@ -131,6 +131,14 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
     return problems
 
 
+def repairs_pending(gpus: Iterable[Gpu]) -> Iterator[Fault]:
+    """What `nvidia-smi -q` calls Channel and TPC Repair Pending, from Blackwell on: without a reset the part is off."""
+    for gpu in gpus:
+        for part, pending in zip(("memory channel", "TPC"), gpu.get("repair_pending") or (), strict=False):
+            if pending:
+                yield gpu_fault("recovery_pending", gpu, f"repair of a {part} is pending: reset the GPU")
+
+
 def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
     """Temperatures above the device's own limit for operation, where it has one."""
     limits = gpu.get("temperature_limits_c") or {}

@@ -18,6 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -189,22 +190,35 @@ class HostMessage:
 
 
 ALWAYS, BEFORE, DURING, NEVER = (True, True), (True, False), (False, True), (False, False)
-# As print_mce has it since Linux 3.18, and before.
-_MCE = r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU \d+): Machine Check(?: Exception)?: \w+ Bank \d+: "
-# With the number of the record, but for those of the boot before (BERT).
+# As print_mce has it since Linux 3.18, and before; where edac_mce_amd is loaded, drivers/edac/mce_amd.c writes instead.
+_MCE = (
+    r"(?:mce: )?\[Hardware Error\]: (?P<device>CPU[ :]\d+)"
+    r"(?:: Machine Check(?: Exception)?: \w+ Bank \d+: | \([\w:]+\) MC\d+_STATUS\[[^]]*\]: 0x)"
+)
+# With the number of the record, but for those of the boot before (BERT): drivers/firmware/efi/cper.c, each line of it.
 _CPER = r"(?:\{\d+\})?\[Hardware Error\]: event severity: "
+_PART = re.compile(r"(?:\{\d+\})?\[Hardware Error\]:\s+(?!event severity)")
+_PCIE_SECTION = rf".*section_type: PCIe error.*?device_id: (?P<device>{BDF})"
+_MEMORY_SECTION = r".*section_type: memory error(?:.*DIMM location: (?P<device>[^;]+))?"
 _WATCHDOG = r"(?:(?:NMI )?watchdog: )?"
 _EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
 # The group `device` of a pattern is what the line is about, `times` how many errors it is about.
 TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pattern in (
     # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
+    # [Hardware Error]: CPU:2 (19:21:0) MC5_STATUS[-|UE|MiscV|AddrV|PCC|TCC|SyndV|-|-|-]: 0xbea0000001000108
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
-    # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h.
+    # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h. What an AMD processor deferred is not used yet.
     ("machine_check", ALWAYS, _MCE + r"[abefABEF]\w{15}"),
     # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
     ("machine_check_corrected", NEVER, _MCE + r"\w{16}"),
-    # {1}[Hardware Error]: event severity: fatal: drivers/firmware/efi/cper.c; of the firmware, also of the boot before
+    # {1}[Hardware Error]: event severity: recoverable; Error 0, type: recoverable; section_type: PCIe error; ...
+    # joined(); of the firmware, also of the boot before. Probing and switching off give PCIe errors too.
+    ("pcie_error_logged", ALWAYS, _CPER + "fatal" + _PCIE_SECTION),
+    ("pcie_error_logged", DURING, _CPER + "recoverable" + _PCIE_SECTION),
+    ("pcie_corrected_logged", NEVER, _CPER + "corrected" + _PCIE_SECTION),
+    ("dimm_uncorrected", ALWAYS, _CPER + "(?:fatal|recoverable)" + _MEMORY_SECTION),
+    ("dimm_corrected", NEVER, _CPER + "corrected" + _MEMORY_SECTION),
     ("machine_check", ALWAYS, _CPER + "(?:fatal|recoverable)"),
     ("machine_check_corrected", NEVER, _CPER + "corrected"),
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
@@ -230,8 +244,11 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("pcie_error_logged", ALWAYS, _OF_PCI + r"DPC: containment event"),
     # NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.
     # NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
-    # leptonai/gpud; NVIDIA/open-gpu-kernel-modules issue 789: it never started. One that did later is left: judged()
-    ("gpu_lost", ALWAYS, rf"NVRM: (?:GPU (?P<device>{BDF}): )?(?:RmInitAdapter failed|(?:GPU has )?fallen off)"),
+    # NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0aNVRM: fallen off
+    # leptonai/gpud; NVIDIA/open-gpu-kernel-modules issue 789 and osapi.c; NVSentinel's gpufallen/types.go: it never
+    # started. One that did later is left: judged()
+    ("gpu_lost", ALWAYS, rf"NVRM: (?:(?:The NVIDIA )?GPU (?P<device>{BDF})(?:: |\\x0a.*NVRM: ))?"
+         "(?:RmInitAdapter failed|(?:GPU has )?fallen off)"),
     # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
     ("hung_task", DURING, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
@@ -297,8 +314,9 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("host_out_of_memory", DURING,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
     # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
-    # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348
-    ("nic_underpowered", ALWAYS, _MLX5 + r"Detected insufficient power on the PCIe slot"),
+    # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348. At boot it is about what the
+    # slot claims to give: every DGX Spark says so, and NVSentinel (pkg/nicdriver/config.go) calls for nothing.
+    ("nic_underpowered", DURING, _MLX5 + r"Detected insufficient power on the PCIe slot"),
     # mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1
     # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s
     ("nic_too_hot", ALWAYS, _MLX5 + r"High temperature on sensors"),
@@ -308,11 +326,16 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("nic_underpowered", ALWAYS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
     # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
     # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
-    # core/health.c, the same adapter
-    ("nic_firmware_failed", ALWAYS, _MLX5 + r"(?:device's health compromised|Fatal error|health recovery flow abort)"),
     # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
     # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
-    ("nic_firmware_failed", ALWAYS, _MLX5 + r"Health issue observed, .*severity\([0-3]\)"),
+    # mlx5_core 0000:01:00.0: wait_func:1122:(pid 3202): cmd[0]: DESTROY_EQ(0x302) timeout. Will cause a leak of a ...
+    # core/health.c and cmd.c, the first two of the same adapter
+    ("nic_firmware_failed", ALWAYS, _MLX5 + r"(?:device's health compromised|Fatal error|health recovery flow abort|"
+         r"Health issue observed, .*severity\([0-3]\)|.*timeout\. Will cause a leak of a command resource)"),
+    # infiniband rdmap0s6: Admin queue is closed
+    # drivers/infiniband/hw/efa/efa_com.c; NVSentinel as above: the adapter no longer answers
+    ("nic_firmware_failed", ALWAYS, rf"(?P<device>efa {BDF}|infiniband (?:rdmap|efa_)\w+): "
+         "(?:Admin queue is closed|Reset indication didn't turn|Device isn't ready)"),
     # mlx5_core 0000:01:00.0 enp1s0f0np0: Link down
     # drivers/net/ethernet/mellanox/mlx5/core/en_main.c, mlx5e_update_carrier; oracle-quickstart/oci-hpc,
     # rdma_link_flapping.py. InfiniBand ports write no such line: optics.py has their counters.
@@ -361,27 +384,31 @@ class Logged:
 
 
 # A record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): priority, number, microseconds since boot, flags, text.
-_RECORD = re.compile(r"(\d+),\d+,(\d+),[^;]*;")
+_RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;")
+# What the kernel itself has written since boot, as systemd keeps it (systemd.journal-fields(7)).
+JOURNAL_TIME = "_SOURCE_MONOTONIC_TIMESTAMP"
+JOURNAL = ("journalctl", "-q", "-k", "-o", "json", f"--output-fields=MESSAGE,{JOURNAL_TIME}", "SYSLOG_FACILITY=0")
 REMEDY = f"{tools.AS_ROOT}, a container needs `--device /dev/kmsg --cap-add SYSLOG`"
 FACILITIES = 8  # a priority below it is the kernel's: it gives a line that a program writes there another facility
 DEVICES = Path("/sys/bus/pci/devices")
 
 
 def parse(text: str) -> list[Xid]:
+    """Each once: a broken GPU may write the same line ten thousand times (NVIDIA/NVSentinel, issue 1120)."""
     found: list[Xid] = []
     for _, line in _of_the_kernel(text):
         if xid := _LINE.match(line):
             found.append(Xid(xid[1], int(xid[2]), xid[3] or ""))
         elif sxid := _SXID_LINE.match(line):
             found.append(Xid(sxid[2], int(sxid[3]), sxid[5], sxid[1], sxid[4]))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def of_the_host(text: str, own_group: str = "/", now: float = 0.0) -> Iterable[HostMessage]:
     """`now`: seconds since boot. Links that went down long before it, or while the machine started, are left out. A
     control group without memory counts only if the processes of the run are in it (`own_group`: theirs, "/" where a
     container hides it): other containers have limits of their own."""
-    for seconds, line in _of_the_kernel(text):
+    for seconds, line in joined(_of_the_kernel(text)):
         if (message := recognised(line, seconds)) is None:
             continue
         over = seconds is not None and seconds < max(FLAPS_EXCUSED, now - FLAPS_WITHIN)
@@ -398,7 +425,31 @@ def _of_the_kernel(text: str) -> Iterator[tuple[float | None, str]]:
         if (record := _RECORD.match(line)) is None:
             yield None, line
         elif int(record[1]) < FACILITIES:
-            yield int(record[2]) / 1e6, line[record.end() :]
+            yield int(record[3]) / 1e6, line[record.end() :]
+
+
+def joined(lines: Iterable[tuple[float | None, str]]) -> Iterator[tuple[float | None, str]]:
+    """The same, with each record of the firmware in one line: what it is about stands below how bad it is."""
+    record: tuple[float | None, str] = (None, "")
+    for seconds, line in lines:
+        part = _PART.match(line)
+        if part and record[1].startswith(f"{part[0].rstrip()} event severity"):
+            record = record[0], f"{record[1]}; {line[part.end() :]}"
+        else:
+            yield record
+            record = seconds, line
+    yield record
+
+
+def _overwritten(text: str, run: tools.RunTool) -> str:
+    """What stood in the log before its first record, by the journal: in weeks of uptime the kernel writes over it."""
+    earlier, first = list[str](), _RECORD.match(text)
+    if first and int(first[2]):
+        with suppress(tools.Unreadable, ValueError):
+            for entry in map(json.loads, run(*JOURNAL).splitlines()):
+                at, lines = int(entry.get(JOURNAL_TIME) or first[3]), str(entry.get("MESSAGE")).splitlines()
+                earlier += [f"0,0,{at},-;" + r"\x0a".join(lines) + "\n"] if at < int(first[3]) else []
+    return "".join(earlier)
 
 
 def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEVICES) -> HostMessage:
@@ -417,8 +468,11 @@ def behind(message: HostMessage, pci_bus_ids: Sequence[str], devices: Path = DEV
 class KernelLog:
     """The kernel's log from its beginning; `new()` gives what is new in it since the last time."""
 
-    def __init__(self, path: str = "/dev/kmsg", groups: Path = Path("/proc/self/cgroup")) -> None:
+    def __init__(
+        self, path: str = "/dev/kmsg", groups: Path = Path("/proc/self/cgroup"), run: tools.RunTool = tools.output
+    ) -> None:
         self._trouble = ""
+        self._run: tools.RunTool | None = run  # until the log was read for the first time
         self._file: int | None = None
         # The control group of this process: version 2, or the one of version 1 that limits memory.
         lines = [line.split(":", 2) for line in (tools.text(groups) or "").splitlines()]
@@ -446,6 +500,8 @@ class KernelLog:
                 break
             records.append(record)
         text = b"".join(records).decode(errors="replace")
+        if self._run:
+            text, self._run = _overwritten(text, self._run) + text, None
         host = summed_up(of_the_host(text, self._group, time.monotonic()))
         return Logged(tuple(parse(text)), self._trouble, unread, host)
 
