@@ -123,5 +123,7 @@ def expect_clean(machine: LiveMachine, counter: str, rule: Rule) -> None:
     expect_none(
         fault
         for before, now in then_and_now
-        for fault in health.unreadable_now(before, now, counter) or rule(before, now, machine.seconds_ago)
+        for fault in health.unreadable(now, [counter], also_absent=True)
+        or health.unreadable(before, [counter], also_absent=True)
+        or rule(before, now, machine.seconds_ago)
     )

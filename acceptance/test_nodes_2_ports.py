@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from pytest_gpufleet import Judge, LiveMachine, Measurement, Place, expect_none, not_applicable, not_judged
-from pytest_gpufleet.machine import network_ports, rails
+from pytest_gpufleet.machine import network_ports, rdma
 from pytest_gpufleet.machine.local_node import Machine
 from pytest_gpufleet.machine.network_ports import NETWORK_PORTS, Port
-from pytest_gpufleet.machine.rails import SWITCH_PORTS, TCP
+from pytest_gpufleet.machine.rdma import SWITCH_PORTS, TCP
 from pytest_gpufleet.model.place import Missing, Where
 from pytest_gpufleet.verdict.fleet import equality
 
@@ -94,7 +94,7 @@ def test_rails_are_in_the_subnets_of_their_peers(ports: list[Ports]) -> None:
     }
     if sum(map(bool, nodes.values())) < 2:
         not_applicable("fewer than two nodes have an active port of which the subnet is known")
-    expect_none(rails.wired_otherwise("subnet_mismatch", nodes))
+    expect_none(rdma.wired_otherwise("subnet_mismatch", nodes))
 
 
 def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None:
@@ -109,7 +109,7 @@ def test_cables_are_in_the_switches_of_their_peers(machine: LiveMachine) -> None
     found = {node.number: SWITCH_PORTS.of({name: node.now(name)}) for node in machine.nodes if node.machine}
     read = {node: ports for node, ports in found.items() if not isinstance(ports, Missing)}
     known = {node: {port: switch for port, switch in ports.items() if switch} for node, ports in read.items()}
-    expect_none(rails.wired_otherwise("cable_swapped", known))
+    expect_none(rdma.wired_otherwise("cable_swapped", known))
     missing = {node: ports for node, ports in found.items() if isinstance(ports, Missing)}
     if not read and all(each.absent for each in missing.values()):
         not_applicable("\n".join(f"node {node}: {why}" for node, why in missing.items()))
@@ -128,22 +128,22 @@ def test_few_packets_are_lost(machine: LiveMachine, ports: list[Ports]) -> None:
     began; 0.2 % are allowed. Look at cable, transceiver and switch port of the node that is named, and at PFC and ECN.
     """
     tcp = {
-        (node.number, "TCP"): rails.between(TCP.of(node.machine.host), TCP.of({TCP.name: node.now(TCP.name)}))
+        (node.number, "TCP"): rdma.between(TCP.of(node.machine.host), TCP.of({TCP.name: node.now(TCP.name)}))
         for node in machine.nodes
         if node.machine
     }
-    rdma = {
-        (each.machine.node, port.port): rails.between(port.packets, now.packets)
+    of_ports = {
+        (each.machine.node, port.port): rdma.between(port.packets, now.packets)
         for each in ports
         if not isinstance(each.now, Missing)
         for port in each.before
         for now in each.now
         if now.port == port.port
     }
-    counted = [{at: each for at, each in medium.items() if each} for medium in (tcp, rdma)]
+    counted = [{at: each for at, each in medium.items() if each} for medium in (tcp, of_ports)]
     if not any(counted):
         not_applicable("no node sent enough packets to see how many are lost")
-    expect_none(fault for each in counted for fault in rails.lost_packets(each))
+    expect_none(fault for each in counted for fault in rdma.lost_packets(each))
     require_answers(ports)
 
 

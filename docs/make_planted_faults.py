@@ -22,7 +22,7 @@ sys.path.append(str(ROOT))  # the tests have what was recorded, and what describ
 from pytest_gpufleet.machine.gpudirect import misplaced_adapters
 from pytest_gpufleet.machine.health import ClocksUnderLoad, held_clocks
 from pytest_gpufleet.machine.nccl_log import Beside, fallbacks
-from pytest_gpufleet.machine.rails import lost_packets, wired_otherwise
+from pytest_gpufleet.machine.rdma import lost_packets, wired_otherwise
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound
 from pytest_gpufleet.model.place import GpuTopology, gpu

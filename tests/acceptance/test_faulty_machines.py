@@ -239,6 +239,7 @@ FAULTY = [
     ("test_imex_is_ready", tray(daemon="connection refused"), "imex_down", NODE, "refused"),
     ("test_imex_is_ready", tray(channels=0), "imex_channel_missing", NODE),
     (ECC, set_gpu(2, memory_unrepairable=True), "memory_unrepairable", GPU_2),
+    (ECC, set_gpu(2, repair_pending=[0, 1]), "recovery_pending", GPU_2, "TPC"),
     (ECC, set_gpu(2, ecc_corrected={"dram": ABOVE[1], "sram": 0}), "many_corrected_errors", GPU_2, "in DRAM"),
     (ECC, set_gpu(2, ecc_corrected={"dram": 0, "sram": ABOVE[0]}), "many_corrected_errors", GPU_2, "in SRAM"),
     (ECC, set_gpu(2, spare_rows={"max": 3071, "high": 0, "partial": 0, "low": 0, "none": 1}), "spare_rows_used_up",
@@ -267,8 +268,6 @@ FAULTY = [
     ("test_memory_modules_are_alike", set_modules(configured_speed=4400), "dimm_slow", NODE, "DIMM_3"),
     (FEW_ERRORS, memory_errors(uncorrected=1), "host_memory_uncorrected", NODE, "DIMM_A1"),
     ("test_no_recovery_is_pending", set_gpu(2, recovery_action=2), "recovery_pending", GPU_2),
-    ("test_no_recovery_is_pending", then(set_gpus(recovery_action=ABSENT), set_gpu(2, repair_pending=[0, 1])),
-     "recovery_pending", GPU_2, "TPC"),
 ]  # fmt: skip
 NOBODY_COUNTS = set_host(memory_errors=Missing("no EDAC driver counts them", absent=True))
 # By check: look-alikes that pass, and machines to which it does not apply; others are in docs/planted-faults.md.

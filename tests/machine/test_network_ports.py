@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.network_ports import Packets, PcieLink, Port
-from pytest_gpufleet.machine.rails import between, lost_packets, read_switches, read_tcp, wired_otherwise
+from pytest_gpufleet.machine.rdma import between, lost_packets, read_switches, read_tcp, wired_otherwise
 from pytest_gpufleet.machine.tools import Unreadable
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.place import Gpu

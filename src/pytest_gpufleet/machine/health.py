@@ -24,6 +24,7 @@ from pytest_gpufleet.model.place import CLOCK_EVENTS, COMPLETED, COUNTED_SLOWDOW
 CORRECTED_A_DAY = {"sram": 10_000, "dram": 20_000_000}
 # DCGM warns of a GPU that retires more than one page a week, once it has many. A run lasts no week.
 CORRECTED_ROWS = 1
+REMAPPED_ROWS_LIMIT = 512
 # The clock events that must not happen under load. A software power cap (0x4) is normal there.
 SLOWDOWNS = {0x8: "hardware_slowdown", 0x20: "thermal_slowdown", 0x40: "thermal_slowdown", 0x80: "power_brake"}
 # Of those, what is no fault of a GPU, by model. DCGM judges no clock event of a T4, a card of 70 W without a fan. Here
@@ -77,23 +78,18 @@ def unreadable(gpu: Gpu, names: Iterable[str], also_absent: bool = False) -> lis
     ]
 
 
-def unreadable_now(before: Gpu, now: Gpu, fact: str) -> list[Fault]:
-    """A fact that is compared with what it was and cannot be read now, or could not then."""
-    return (unreadable(now, [fact], also_absent=True) or unreadable(before, [fact], also_absent=True))[:1]
-
-
-REMAPPED_ROWS_LIMIT = 512
-
-
 def recorded_errors(gpu: Gpu, used: bool = False) -> list[Fault]:
     """What a GPU's counters say against it, or that they cannot be read. `used`: it is not new, so may have some."""
     corrected, uncorrected, pending, failed = gpu.get("remapped_rows") or (0, 0, 0, 0)
     many = uncorrected if uncorrected >= REMAPPED_ROWS_LIMIT else 0
     sram, volatile = gpu.get("sram_threshold_exceeded"), gpu.get("ecc_uncorrected_volatile")
+    channel, tpc = gpu.get("repair_pending") or (0, 0)
     rules = [
         ("ecc_uncorrected", volatile, "uncorrectable ECC errors since the driver was loaded"),
         ("row_remapping_pending", pending, "row remapping pending: reset the GPU"),
         ("row_remapping_failed", failed, "row remapping failed: replace the GPU"),
+        ("recovery_pending", channel, "repair of a memory channel pending: reset the GPU"),
+        ("recovery_pending", tpc, "repair of a TPC pending: reset the GPU"),
         ("many_rows_remapped", many, "remapped rows: replace the GPU"),
         ("sram_threshold_exceeded", sram, "SRAM error threshold exceeded: replace the GPU"),
         ("page_retirement_pending", gpu.get("retired_pages_pending"), "page retirement pending: reset the GPU"),
@@ -131,16 +127,7 @@ def worsened(before: Gpu, after: Gpu, minutes: float) -> list[Fault]:
     return problems
 
 
-def repairs_pending(gpus: Iterable[Gpu]) -> Iterator[Fault]:
-    """What `nvidia-smi -q` calls Channel and TPC Repair Pending, from Blackwell on: without a reset the part is off."""
-    for gpu in gpus:
-        for part, pending in zip(("memory channel", "TPC"), gpu.get("repair_pending") or (), strict=False):
-            if pending:
-                yield gpu_fault("recovery_pending", gpu, f"repair of a {part} is pending: reset the GPU")
-
-
 def too_hot(gpu: Gpu, hottest: Mapping[str, float]) -> list[Fault]:
-    """Temperatures above the device's own limit for operation, where it has one."""
     limits = gpu.get("temperature_limits_c") or {}
     of_gpu = limits.get("gpu_max") or limits.get("slowdown")
     return [

@@ -19,7 +19,6 @@ from pytest_gpufleet.machine import (
     optics,
     pcie,
     processors,
-    rails,
     rdma,
     software,
     tools,
@@ -89,7 +88,7 @@ OWN = (
 )  # fmt: skip
 # What a slice has as a HostFact is a fact of the host.
 SLICES = (
-    processors, tools, network_ports, rails, memory, disks, bmc, pcie, gpudirect, software, optics, rdma, nvlink_domain,
+    processors, tools, network_ports, memory, disks, bmc, pcie, gpudirect, software, optics, rdma, nvlink_domain,
 )  # fmt: skip
 FACTS: dict[str, HostFact[Any]] = {
     fact.name: fact
@@ -113,7 +112,6 @@ def read(names: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def left_out(subject: str) -> Missing:
-    """What a check finds of a part of the host that --fleet-without names."""
     return Missing(f"left out by --fleet-without {subject}", absent=True)
 
 

@@ -7,10 +7,10 @@ Errors that nobody could correct condemn whenever they came. What a machine that
 without being broken (a stall while it moved to another hypervisor, a full memory, a hot day) condemns only during the
 run, and what was corrected does not at all: counters judge how often that may be, and count what the log leaves out.
 
-Above each row stands a line as it was really written, and where; file names are those of the Linux kernel's sources. A
-pattern begins where its line does, with what any version of the kernel puts there: the kernel writes names that
-programs give themselves and their files into its lines too ("NAME[4711]: segfault at 0 ip ... in FILE"), and only the
-first 15 letters of a line can be such a name."""
+Above each row stands where its line is from; files are those of Linux. The lines, as they were really written,
+are in tests/machine/test_kernel_log.py. A pattern begins where its line does, with what any version of the kernel puts
+there: the kernel writes names that programs give themselves and their files into its lines too ("NAME[4711]: segfault
+at 0 ip ... in FILE"), and only the first 15 letters of a line can be such a name."""
 
 import json
 import os
@@ -78,7 +78,6 @@ UNUSED = "unused on Ampere and newer GPUs"  # by NVIDIA's catalogue
 
 @cache
 def catalogue() -> dict[str, Any]:
-    """What docs/make_xid_table.py has made of NVIDIA's catalogue."""
     return json.loads(XID_TABLE.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -210,7 +209,6 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h. What an AMD processor deferred is not used yet.
     ("machine_check", ALWAYS, _MCE + r"[abefABEF]\w{15}"),
-    # mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 5: 8c00004000010092
     ("machine_check_corrected", NEVER, _MCE + r"\w{16}"),
     # {1}[Hardware Error]: event severity: recoverable; Error 0, type: recoverable; section_type: PCIe error; ...
     # joined(); of the firmware, also of the boot before. Probing and switching off give PCIe errors too.
@@ -224,10 +222,8 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
     # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
     ("dimm_uncorrected", ALWAYS, _EDAC.replace("{kind}", "UE")),
-    # EDAC MC1: 262 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2031c14 ...
     # github.com/illinois-scicomp/machine-shop-maintenance issue 66
     ("dimm_corrected", NEVER, _EDAC.replace("{kind}", "CE")),
-    # Memory failure: 0x1ae83a4: recovery action for dirty LRU page: Recovered
     # mm/memory-failure.c: a page that the processor found poisoned
     ("dimm_uncorrected", ALWAYS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
     # pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)
@@ -239,23 +235,17 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)
     # github.com/pop-os/pop issue 3363; older kernels say "Corrected"
     ("pcie_corrected_logged", NEVER, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
-    # pcieport 0000:00:1c.0: DPC: containment event, status:0x1f01 source:0x0000
     # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
     ("pcie_error_logged", ALWAYS, _OF_PCI + r"DPC: containment event"),
-    # NVRM: GPU 0000:91:00.0: GPU has fallen off the bus.
-    # NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
     # NVRM: The NVIDIA GPU 0000:b3:00.0\x0aNVRM: (PCI ID: 10de:26b5) installed in this system has\x0aNVRM: fallen off
     # leptonai/gpud; NVIDIA/open-gpu-kernel-modules issue 789 and osapi.c; NVSentinel's gpufallen/types.go: it never
     # started. One that did later is left: judged()
     ("gpu_lost", ALWAYS, rf"NVRM: (?:(?:The NVIDIA )?GPU (?P<device>{BDF})(?:: |\\x0a.*NVRM: ))?"
          "(?:RmInitAdapter failed|(?:GPU has )?fallen off)"),
-    # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
     # kernel/watchdog.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go. Also where a hypervisor stood still.
     ("hung_task", DURING, _WATCHDOG + r"BUG: soft lockup - CPU#\d+ stuck for"),
-    # watchdog: Watchdog detected hard LOCKUP on cpu 3
     # kernel/watchdog.c; since Linux 6.6 "watchdog: CPU5: Watchdog detected ...", by whom it was seen
     ("hung_task", ALWAYS, _WATCHDOG + r"(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d+"),
-    # rcu: INFO: rcu_preempt self-detected stall on CPU
     # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
     # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
     ("hung_task", DURING, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
@@ -265,44 +255,27 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("hung_task", DURING, r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
     # nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller
     # drivers/nvme/host/pci.c, nvme_timeout; github.com/leptonai/gpud components/disk/kmsg_matcher.go. A "completion
-    # polled" lost an interrupt and no data, and is none.
-    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"),
-    # nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10
-    # drivers/nvme/host/pci.c, nvme_warn_reset; github.com/raspberrypi/linux issue 6661
-    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): controller is down; will reset"),
-    # nvme nvme4: Disabling device after reset failure: -19
-    # nvme nvme1: Removing after probe failure status: -5
-    # drivers/nvme/host/pci.c; gpud as above, github.com/snu-csl/nvmevirt issue 34
-    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): (?:Disabling device|Removing) after (?:reset|probe) failure"),
-    # I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0
-    # print_req_error: critical medium error, dev sdf, sector 1811939592
+    # polled" lost an interrupt and no data, and is none. nvme_warn_reset: github.com/raspberrypi/linux issue 6661; then
+    # gpud as above, github.com/snu-csl/nvmevirt issue 34
+    ("disk_failing", ALWAYS, r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller|"
+         "controller is down; will reset|(?:Disabling device|Removing) after (?:reset|probe) failure)"),
     # block/blk-mq.c, blk_print_req_error; github.com/oxidecomputer/crucible issue 1844, longhorn/longhorn issue 2775.
     # Disks may refuse to discard or to write zeroes, and are not asked again.
     ("disk_failing", ALWAYS,
          r"(?:(?:end_request|blk_update_request|print_req_error): )?(?:I/O|critical medium) error, "
          rf"dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES|SECURE_E))"),
-    # Buffer I/O error on dev nvme0n1p1, logical block 121667584, lost sync page write
-    # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970
-    ("disk_failing", ALWAYS, rf"Buffer I/O error on dev(?:ice)? {_DISK}, logical block"),
-    # md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.
-    # drivers/md; gpud as above
-    ("disk_failing", ALWAYS, rf"md/raid\S+ Disk failure on {_DISK}"),
-    # block nvme0n1: no available path - failing I/O
+    # fs/buffer.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970; drivers/md; gpud as above
+    ("disk_failing", ALWAYS, rf"(?:Buffer I/O error on dev(?:ice)?|md/raid\S+ Disk failure on) {_DISK}\b"),
     # drivers/nvme/host/multipath.c; gpud as above
     ("disk_failing", ALWAYS, r"block (?P<device>nvme\w+): no available path - failing I/O"),
-    # EXT4-fs (nvme0n1p1): Remounting filesystem read-only
-    # EXT4-fs (nvme0n1p1): I/O error while writing superblock
     # fs/ext4/super.c; github.com/Joshua-Riek/ubuntu-rockchip issue 970, leptonai/gpud components/os
     ("file_system_failed", ALWAYS, rf"EXT4-fs \({_DISK}\): (?:Remounting filesystem read-only|I/O error while)"),
-    # EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0
     # fs/ext4/super.c, __ext4_error; github.com/oxidecomputer/crucible issue 1572
     ("file_system_failed", ALWAYS, rf"EXT4-fs error \(device {_DISK}\)"),
-    # XFS (dm-4): I/O Error Detected. Shutting down filesystem
     # fs/xfs/xfs_fsops.c, xfs_do_force_shutdown; github.com/kubernetes/node-problem-detector pull request 845. Without
     # "User initiated shutdown received", which somebody asked for.
     ("file_system_failed", ALWAYS,
          rf"XFS \({_DISK}\): (?:Corruption|(?:[Ll]og |Metadata )?I/O [Ee]rror|Filesystem has been shut down due to)"),
-    # BTRFS info (device nvme0n1p3 state EA): forced readonly
     # fs/btrfs/messages.c, __btrfs_handle_fs_error
     ("file_system_failed", ALWAYS, rf"BTRFS \w+ \(device {_DISK}[^)]*\): forced readonly"),
     # oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/init.scope,...
@@ -313,36 +286,23 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # github.com/leptonai/gpud pull request 70. Of which control group: see of_the_host; none if it seems named twice
     ("host_out_of_memory", DURING,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
-    # mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).
     # drivers/net/ethernet/mellanox/mlx5/core/events.c; github.com/leptonai/gpud issue 348. At boot it is about what the
     # slot claims to give: every DGX Spark says so, and NVSentinel (pkg/nicdriver/config.go) calls for nothing.
     ("nic_underpowered", DURING, _MLX5 + r"Detected insufficient power on the PCIe slot"),
-    # mlx5_core 0000:41:00.0: temp_warn:170:(pid 0): High temperature on sensors with bit set 0 1
-    # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s
-    ("nic_too_hot", ALWAYS, _MLX5 + r"High temperature on sensors"),
-    # mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, High Temperature
-    # core/events.c, port_module; github.com/leptonai/gpud components/accelerator/nvidia/infiniband/kmsg_matcher.go
-    ("nic_too_hot", ALWAYS, _MLX5 + r"Port module event\[error\]: .*High Temperature"),
+    # core/events.c, temp_warn, of an adapter whose firmware gave up 80 s later and which was gone after 154 s, and
+    # port_module; github.com/leptonai/gpud components/accelerator/nvidia/infiniband/kmsg_matcher.go
+    ("nic_too_hot", ALWAYS, _MLX5 + r"(?:High temperature on sensors|Port module event\[error\]: .*High Temperature)"),
     ("nic_underpowered", ALWAYS, _MLX5 + r"Port module event\[error\]: .*Power budget exceeded"),
-    # mlx5_core 0000:41:00.0: poll_health:471:(pid 0): device's health compromised - reached miss count
-    # mlx5_core 0000:41:00.0: poll_health:478:(pid 0): Fatal error 1 detected
-    # mlx5_core 0000:5c:00.0: print_health_info:500:(pid 0): Health issue observed, firmware internal error,
-    # severity(3) ERROR: -- core/health.c, print_health_info; below 4 is an error or worse (include/linux/kern_levels.h)
-    # mlx5_core 0000:01:00.0: wait_func:1122:(pid 3202): cmd[0]: DESTROY_EQ(0x302) timeout. Will cause a leak of a ...
-    # core/health.c and cmd.c, the first two of the same adapter
+    # core/health.c and cmd.c; a severity below 4 is an error or worse (include/linux/kern_levels.h)
     ("nic_firmware_failed", ALWAYS, _MLX5 + r"(?:device's health compromised|Fatal error|health recovery flow abort|"
          r"Health issue observed, .*severity\([0-3]\)|.*timeout\. Will cause a leak of a command resource)"),
-    # infiniband rdmap0s6: Admin queue is closed
     # drivers/infiniband/hw/efa/efa_com.c; NVSentinel as above: the adapter no longer answers
     ("nic_firmware_failed", ALWAYS, rf"(?P<device>efa {BDF}|infiniband (?:rdmap|efa_)\w+): "
          "(?:Admin queue is closed|Reset indication didn't turn|Device isn't ready)"),
-    # mlx5_core 0000:01:00.0 enp1s0f0np0: Link down
     # drivers/net/ethernet/mellanox/mlx5/core/en_main.c, mlx5e_update_carrier; oracle-quickstart/oci-hpc,
     # rdma_link_flapping.py. InfiniBand ports write no such line: optics.py has their counters.
-    # bnxt_en 0000:19:00.0 enp25s0f0np0: NIC Link is Down
     # drivers/net/ethernet/broadcom/bnxt/bnxt.c, bnxt_report_link. Once is nothing: summed_up().
     (FLAPPING, BEFORE, rf"(?P<device>(?:mlx5_core|bnxt_en) {BDF} [\w.@-]+): (?:NIC Link is Down|Link down)$"),
-    # mce: CPU1: Package temperature above threshold, cpu clock throttled (total events = 12705)
     # drivers/thermal/intel/therm_throt.c; github.com/erpalma/throttled issue 239
     ("processor_throttled", DURING, r"(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold"),
 ))  # fmt: skip

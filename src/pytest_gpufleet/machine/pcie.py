@@ -184,11 +184,6 @@ def judged_links(devices: Devices) -> list[Link]:
     return [each for each in links(devices) if each.kind == "nvme" or (each.kind == "port" and each.able[1] > INSIDE)]
 
 
-def shows_lanes(devices: Devices) -> bool:
-    """Whether there is a link that `reduced_links` can judge."""
-    return any(link.runs[0] for link in judged_links(devices))
-
-
 def counts_errors(devices: Devices) -> bool:
     return any(device.errors is not None for device in devices.values())
 
@@ -233,7 +228,6 @@ def _uncorrected(
 
 
 def _grown(before: Devices, now: Devices, link: Link, kind: str) -> Iterator[tuple[str, str, int]]:
-    """What the ends of a link counted between, by name."""
     for end in link.ends:
         earlier, counted = ((of.get(end, Device()).errors or {}).get(kind, {}) for of in (before, now))
         grown = tools.grown({**dict.fromkeys(counted, 0), **earlier}, counted)

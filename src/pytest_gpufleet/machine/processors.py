@@ -83,7 +83,6 @@ def by_numa_node(root: Path = Path("/")) -> dict[int, list[int]]:
 
 
 def slow_clock(setup: ProcessorSetup) -> list[Fault]:
-    """A clock source that slows down every program that looks at the time."""
     slow = setup.clock_source in SLOW_CLOCKS
     return [node_fault("clock_source_slow", f"{setup.clock_source} is in use")] if slow else []
 
@@ -97,7 +96,6 @@ def offline_processors(setup: ProcessorSetup) -> list[Fault]:
 
 
 def nodes_with_less_memory(setup: ProcessorSetup) -> list[Fault]:
-    """NUMA nodes that have less memory than the one that has most."""
     most = max(setup.numa_memory.values(), default=0)
     less = {node: nbytes for node, nbytes in setup.numa_memory.items() if nbytes < (1 - LESS_MEMORY) * most}
     text = "NUMA node {} has {:.4g} GB, another one {:.4g}"
