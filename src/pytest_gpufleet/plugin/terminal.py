@@ -137,7 +137,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     record, wrong = run.evidence.record, {"red": True}
     terminalreporter.section("gpufleet", sep="=")
     if run.never_began:
-        terminalreporter.write_line("nothing was tested, because of the error that pytest tells below", **wrong)
+        terminalreporter.write_line("nothing was tested, because of the error below", **wrong)
         return
     removed, problems = run.pruned
     shown = () if config.option.tbstyle == "no" else compat.failures_shown(config)
