@@ -56,22 +56,26 @@ def of_nodes(hosts, between=None):
         manifest=first.manifest,
         lost={node: NodeLost(node=node, why=why) for node, why in between.lost.items()},
         left_out={node: NodeLeftOut(node=node, why=why) for node, why in between.left_out.items()},
-        finished={node: _finished(node, run) for node, run in runs.items()},
+        finished={
+            node: NodeFinished(
+                node=node, run=run.folder, verdict=run.record.verdict, reasons=tuple(run.record.reasons),
+                basis="physical", exit_status=run.record.exit_status, sha256=run.sha256,
+            )
+            for node, run in runs.items()
+        },
     )  # fmt: skip
     _add_between(record, [node for node in runs if node not in between.left_out], between)
     record.started = list(record.checks)
     return settled(record, "", runs), runs
 
 
-def _finished(node, run):
-    own = run.record
-    return NodeFinished(node=node, run=run.folder, verdict=own.verdict, reasons=tuple(own.reasons), basis="physical",
-                        exit_status=own.exit_status, sha256=run.sha256)  # fmt: skip
-
-
 def _add_between(record, nodes, between):
-    pairs = list(combinations(nodes, 2)) if len(nodes) <= 16 else _some_pairs(nodes)
-    values = {Pair(*(Place(node, "node") for node in pair)): _pair(pair, between) for pair in pairs}
+    near = [(nodes[at - step], node) for step in (1, 2) for at, node in enumerate(nodes)]
+    values = {}
+    for pair in combinations(nodes, 2) if len(nodes) <= 16 else sorted({(min(pair), max(pair)) for pair in near}):
+        slow = {*pair} & {*between.nodes} or pair in between.links
+        reached = PAIR * (0.5 if slow else 1) + 0.1 * ((pair[0] + pair[1]) % 9)
+        values[Pair(*(Place(node, "node") for node in pair))] = reached
     rails = {Place(node, "rail", rail): RAIL * (0.5 if (node, rail) in between.rails else 1) - 0.01 * (node % 7)
              for node in nodes for rail in range(len(record.topologies[nodes[0]].gpus))}  # fmt: skip
     _check(record, GROUPS, [_judged(GROUPS, "node_group_busbw", values, 400.0, nodes=2, bytes=8 * GiB)], [
@@ -90,18 +94,6 @@ def _add_between(record, nodes, between):
                 collective=collective, bytes=MiB << power, nodes=count, ranks=4 * count, dtype="float32")
         for collective in COLLECTIVES for step, count in enumerate({*counts, len(nodes)}) for power in (0, 5, 10, 13)
     ], [])  # fmt: skip
-
-
-def _some_pairs(nodes):
-    count = len(nodes)
-    found = {(min(a, b), max(a, b)) for step in (1, 2) for index in range(count)
-             for a, b in [(nodes[index], nodes[(index + step) % count])]}  # fmt: skip
-    return sorted(found)
-
-
-def _pair(pair, between):
-    slow = {*pair} & {*between.nodes} or pair in between.links
-    return PAIR * (0.5 if slow else 1) + 0.1 * ((pair[0] + pair[1]) % 9)
 
 
 def _judged(check, metric, values, least, **conditions):

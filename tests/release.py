@@ -9,8 +9,6 @@ import tarfile
 import zipfile
 from html import unescape
 
-import pytest
-
 from pytest_gpufleet import __version__
 from pytest_gpufleet.model.language import in_language, say
 from pytest_gpufleet.report import hosts as hosts_page, several_runs
@@ -81,27 +79,20 @@ def test_punctuation_of_chinese_is_of_full_width():
             assert not re.search(r"[\u4e00-\u9fff] ?[,;:?!()]|[,;:?!()] ?[\u4e00-\u9fff]", text), said
 
 
-def test_a_page_of_a_fleet_in_chinese_has_no_english():
+def test_pages_of_a_fleet_and_of_comparisons_in_chinese_have_no_english():
+    """Neither in headings of tables and sections, nor in reasons."""
     fleet = judge_fleet(unlike_each_other(), (), [f"node-{number:03}" for number in range(1, 8)])
-    with in_language("zh"):
-        page, reasons = hosts_page.page(fleet, {}), {say(reason) for reason in fleet.reasons}
-    assert not _english(page)
-    assert reasons.isdisjoint(fleet.reasons)
-    assert not [reason for reason in fleet.reasons if reason in unescape(page)]
-
-
-@pytest.mark.parametrize("same_machine", [False, True])
-def test_a_comparison_in_chinese_has_no_english(same_machine):
     runs = {run.host: run.record for run in unlike_each_other()}
     same = {f"run {number}": record for number, record in enumerate([read(LATER)] * 3)}
     with in_language("zh"):
-        assert not _english(several_runs.page(drift(same) if same_machine else compare(runs)))
-
-
-def _english(page):
-    """Headings of tables and sections that are in no other language."""
-    found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
-    return [text for text in found if text.isascii() and re.search("[a-z]{3}", text) and not text.startswith(NAMES)]
+        pages = [hosts_page.page(fleet, {}), *(several_runs.page(each) for each in (drift(same), compare(runs)))]
+        reasons = {say(reason) for reason in fleet.reasons}
+    for page in pages:
+        found = re.findall(r"<(?:h\d|caption|th scope=\"col\")[^>]*>([^<]+)<", page)
+        words = [text for text in found if text.isascii() and re.search("[a-z]{3}", text)]
+        assert [text for text in words if not text.startswith(NAMES)] == []
+    assert reasons.isdisjoint(fleet.reasons)
+    assert not [reason for reason in fleet.reasons if reason in unescape(pages[0])]
 
 
 def test_readme_in_chinese_has_the_same_commands_links_and_code():

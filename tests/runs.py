@@ -105,14 +105,15 @@ def record(
     evidence.add(events.Telemetry(sample={"time": 0.0, "gpus": [dict.fromkeys(readings, 30.0) for _ in machine.gpus]}))
     if limits and limit:
         evidence.add(events.ProfileGiven(profile=as_given(limit, (gpu.name for gpu in machine.gpus))))
-    for check in (each for each in _checks() if without not in each.id):
+    cases = [case for name in SUITE.required("standard") for case in SUITE.cases(name)]
+    for case in (case for case in cases if without not in case):
+        check = Check(f"acceptance/{case}", "passed", 1.5, case.split("::")[1])
         evidence.add(events.CheckStarted(check=check.id))
-        findings = [
-            judge(replace(measurement, values=_values(measurement, values)), limit, machine, name,
-                  rehearsal=False, required=required)
-            for name, measurement, required in FIGURES
-            if name == check.id
-        ]  # fmt: skip
+        findings = []
+        for measured, required in ((measured, required) for name, measured, required in FIGURES if name == check.id):
+            found = {at: values.get(f"{measured.metric} {at}", value) for at, value in measured.values.items()}
+            how = {"rehearsal": False, "required": required}
+            findings.append(judge(replace(measured, values=found), limit, machine, check.id, **how))
         findings += [finding for each in findings if (finding := unsteady(each, machine))]
         for finding in findings:
             evidence.add(events.Judged(finding=finding))
@@ -129,15 +130,6 @@ def record(
         evidence.add(events.Verdict(verdict=verdict, reasons=reasons, broken="", exit_status=EXIT_STATUS[verdict]))
     evidence.close()
     return seal(folder) if ends else folder
-
-
-def _values(measurement, other):
-    return {place: other.get(f"{measurement.metric} {place}", value) for place, value in measurement.values.items()}
-
-
-def _checks():
-    for name in SUITE.required("standard"):
-        yield from (Check(f"acceptance/{case}", "passed", 1.5, name.split("::")[1]) for case in SUITE.cases(name))
 
 
 def facts_on_the_page(record):

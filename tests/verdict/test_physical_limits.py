@@ -18,10 +18,8 @@ from tests.boards import BOARDS, H200
 from tests.conftest import EVIDENCE, ROOT
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
-KINDS = {
-    "memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw", "train_throughput",
-    "solo_train_throughput",
-}  # fmt: skip
+OF_HARDWARE = {"memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw"}
+KINDS = {*OF_HARDWARE, "train_throughput", "solo_train_throughput"}
 FAULT = 0.7
 
 BANDWIDTH = {"collective": "all_reduce", "bytes": GiB, "dtype": "float32", "ranks": 8, "nvls": False}
@@ -65,20 +63,13 @@ def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30
 # ---------------- published figures
 def published():
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
-    found = []
-    for name, (metric, under), value, _ in MORE:
-        places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
-        found.append((BOARDS[name], figure(metric, places=places, at_once="one", **under), value))
+    found = [(name, *each, value) for name, each, value, _ in MORE]
     for profile in shipped():
-        for limit in profile.limits:
-            if limit.grade == "published" and limit.metric in ("gemm", "memory_bandwidth", "host_bandwidth", "busbw"):
-                measurement = figure(limit.metric, **{"at_once": "one", **limit.conditions})
-            elif limit.grade == "published" and limit.metric == "pair_bandwidth":
-                measurement = figure(limit.metric, places=("gpu0-gpu1",), **limit.conditions)
-            else:
-                continue
-            found.append((BOARDS[profile.match[0]], measurement, limit.measured or limit.value))
-    return found
+        own = [limit for limit in profile.limits if limit.grade == "published" and limit.metric in OF_HARDWARE]
+        found += [(profile.match[0], each.metric, each.conditions, each.measured or each.value) for each in own]
+    for name, metric, under, value in found:
+        places = ("gpu0-gpu1",) if metric == "pair_bandwidth" else ("gpu0",)
+        yield BOARDS[name], figure(metric, places=places, **{"at_once": "one", **under}), value
 
 
 def test_no_published_healthy_figure_falls_below_a_physical_limit():
