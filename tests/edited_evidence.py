@@ -13,14 +13,10 @@ def events(evidence):
     return [json.loads(line) for line in evidence.read_text().splitlines()]
 
 
-def write(evidence, written):
-    evidence.write_text("".join(json.dumps(event) + "\n" for event in written))
-
-
 def edit(evidence, change):
     written = events(evidence)
     change(written)
-    write(evidence, written)
+    evidence.write_text("".join(json.dumps(event) + "\n" for event in written))
 
 
 def seal(folder):

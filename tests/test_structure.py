@@ -38,10 +38,15 @@ def name_of(path):
 
 
 @cache
+def nodes(path):
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imports(path):
     """The modules that a module imports, wherever in it, and be it for their types alone."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -108,7 +113,7 @@ def test_no_module_and_no_function_is_long():
     functions = {
         f"{name.removeprefix('pytest_gpufleet.')}.{node.name}": node.end_lineno - node.lineno + 1
         for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert [name for name, lines in modules.items() if lines > MOST_LINES_OF_A_MODULE] == []

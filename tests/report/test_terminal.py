@@ -115,22 +115,19 @@ def test_the_terminal_names_nodes_by_host_and_serial(faulty):
     assert "node2" not in text
 
 
-def on_kernels(*kernels, rehearsal=False):
-    """A run on as many nodes as kernels, each of which tells that this one runs it, or does not tell."""
+@pytest.mark.parametrize(("kernels", "rehearsal", "together"), [
+    (("a", "b", "a"), False, {0: (2,), 1: (), 2: (0,)}),
+    (("a", "a", "a"), False, {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
+    (("a", "b", "c"), False, {0: (), 1: (), 2: ()}),
+    ((None, None, ""), False, {0: (), 1: (), 2: ()}),
+    (("a", "a"), True, {0: (), 1: ()}),
+], ids=["two of three", "all", "none", "nobody tells", "rehearsal"])  # fmt: skip
+def test_nodes_that_one_kernel_runs_are_told_as_one_host(kernels, rehearsal, together):
+    """Each node tells that this kernel runs it, or does not tell."""
     record, _ = of_nodes(fleet_of(len(kernels)))
     machines = {node: HostFound(host={"boot_id": kernel}) for node, kernel in enumerate(kernels)}
     run = msgspec.structs.replace(record.run, rehearsal=rehearsal)
-    return settled(replace(record, machines=machines, run=run, verdict=None), "")
-
-
-@pytest.mark.parametrize(("record", "together"), [
-    (on_kernels("a", "b", "a"), {0: (2,), 1: (), 2: (0,)}),
-    (on_kernels("a", "a", "a"), {0: (1, 2), 1: (0, 2), 2: (0, 1)}),
-    (on_kernels("a", "b", "c"), {0: (), 1: (), 2: ()}),
-    (on_kernels(None, None, ""), {0: (), 1: (), 2: ()}),
-    (on_kernels("a", "a", rehearsal=True), {0: (), 1: ()}),
-], ids=["two of three", "all", "none", "nobody tells", "rehearsal"])  # fmt: skip
-def test_nodes_that_one_kernel_runs_are_told_as_one_host(record, together):
+    record = settled(replace(record, machines=machines, run=run, verdict=None), "")
     assert {node.index: node.same_host for node in summary(record, "0" * 64).nodes} == together
     named = [record.hosts[node] for node, others in together.items() if others]
     said = f"{len(named)} nodes are one host ({', '.join(named)}): " if named else "one host"

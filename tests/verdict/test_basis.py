@@ -141,15 +141,6 @@ def test_programs_read_the_lowest_grade_and_people_each(folder, record, tmp_path
     assert html.count("Limits: 1 calibrated, 2 project") == html.count(RAN.removeprefix("; ")) == 1
 
 
-def test_what_was_asked_for_is_on_record(fleet):
-    run = fleet("def test_it(): pass", "--fleet-basis=calibrated", "--fleet-network=400.0", "--fleet-without=disks,bmc")
-    assert (run.record.run.basis, run.record.run.network) == ("calibrated", "400")
-    said = json.loads((run.folders[0] / "summary.json").read_text())["run"]
-    assert (said["network"], said["without"]) == ("400", ["bmc", "disks"])
-    page = (run.folders[0] / "report.html").read_text()
-    assert [option for option in ("network", "without") if f"by --fleet-{option}" not in page] == []
-
-
 # ---------------- what is told of a profile that somebody gave
 MET = runs.contract()
 # NVLS was off, so nobody has measured this.

@@ -14,7 +14,7 @@ from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered
 from pytest_gpufleet.verdict.judgement import read
-from tests.conftest import EVIDENCE, REPORTS
+from tests.conftest import EVIDENCE
 from tests.verdict.test_orders import refused
 
 FANS, COUNT = "test_2_host.py::test_fans_are_sound", "test_1_inventory.py::test_gpu_count"
@@ -103,15 +103,17 @@ def test_what_failed_on_one_machine_is_not_excused_by_a_process_on_another(recor
     assert [each.state for each in answered(replace(disturbed, requirements=asked), [failed])] == ["missed"]
 
 
-def test_page_summary_and_junit_say_what_was_answered(run_pytest):
+def test_page_summary_and_junit_say_what_was_asked_for_and_answered(fleet):
     """Of CPU ranks nothing is."""
-    files = {"mine.toml": text("checks = ['test_one.py::test_one']", "out_of_scope = 'the room'")}
-    files["test_one.py"] = "def test_one(world):\n    pass\n"
-    options = ("--rehearse=1", "--fleet-requirements=mine.toml", f"--fleet-dir={REPORTS}")
-    (folder,) = run_pytest("test_one.py", *options, files=files).folders
-    assert [each["state"] for each in json.loads((folder / "summary.json").read_text())["requirements"]] == [
-        "not judged", "out of scope",
-    ]  # fmt: skip
+    files = {"mine.toml": text("checks = ['test_inner.py::test_one']", "out_of_scope = 'the room'")}
+    options = ("--fleet-basis=calibrated", "--fleet-network=400.0", "--fleet-without=disks,bmc")
+    run = fleet("def test_one(): pass", "--fleet-requirements=mine.toml", *options, ranks=1, files=files)
+    (folder,) = run.folders
+    summary, page = json.loads((folder / "summary.json").read_text()), (folder / "report.html").read_text()
+    assert [each["state"] for each in summary["requirements"]] == ["not judged", "out of scope"]
+    assert (run.record.run.basis, run.record.run.network) == ("calibrated", "400")
+    assert (summary["run"]["network"], summary["run"]["without"]) == ("400", ["bmc", "disks"])
     named = {each.get("name"): each.get("value") for each in ElementTree.parse(folder / "junit.xml").iter("property")}
     assert (named["requirement R0"][:10], named["requirement R1"]) == ("not judged", "out of scope: the room")
-    assert 'id="fleet-requirements"' in (folder / "report.html").read_text()
+    shown = ('id="fleet-requirements"', "by --fleet-network", "by --fleet-without")
+    assert [each for each in shown if each not in page] == []

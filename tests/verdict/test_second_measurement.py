@@ -1,6 +1,7 @@
 """A figure that missed, or of which the samples differ, is measured once more; and what samples that differ mean."""
 
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 
@@ -83,9 +84,9 @@ SHARED = (40.3, 54.6, 54.8)  # of a healthy H100 in a virtual machine
 HALF = (55.0, 55.1, 55.0, 54.9, 55.2, 27.0, 27.5, 26.9, 27.1)  # a little less than half of the samples
 
 
-def host_link(samples):
-    """Bandwidth from the host to GPU 0 with these samples, and to GPU 1 as it should be."""
-    conditions = {"direction": "host to device", "at_once": "one"}
+def host_link(samples, direction="host to device"):
+    """Bandwidth between the host and GPU 0 with these samples, and GPU 1 as it should be."""
+    conditions = {"direction": direction, "at_once": "one"}
     values, states = {gpu(0): median(samples), gpu(1): 55.4}, {gpu(0): COOL}
     return Measurement("host_bandwidth", values, conditions, {gpu(0): samples, gpu(1): STEADY}, gpu_states=states)
 
@@ -142,10 +143,7 @@ def test_what_others_use_too_may_scatter_and_what_is_the_machines_own_may_not(me
     assert unsteady(replace(finding, measurement=replace(found, samples={gpu(0): HALF})), topology)
 
 
-def from_host(samples):
-    return replace(host_link(samples), conditions={"direction": "device to host", "at_once": "one"})
-
-
+from_host = partial(host_link, direction="device to host")
 DIFFERED = "the samples of gpu0 differed by 63.8%"
 
 
