@@ -93,6 +93,7 @@ def test_options_in_recipes_are_there(path):
     (1, 8, ""),
     (10, 8, "INCOMPLETE"),
     (143, 8, "exit status 143"),
+    (1, 8, "without a verdict"),  # the package cannot be imported
     (4, 8, "exit status 4"),  # another run has the GPUs
     (1, 4, ""),  # the job has a part of them: nothing is run
     (1, 0, ""),  # no job: HealthCheckProgram
@@ -105,7 +106,7 @@ def test_the_prolog_drains_what_is_rejected_alone_and_logs_the_rest(tmp_path, st
     drains, runs = status == 1 and gpus != 4 and not logged, gpus != 4 and logged != "not checked"
     log = tmp_path / "logged"
     does = {"scontrol": f'echo "$@" >{tmp_path}/drained', "logger": f'echo "$@" >{log}'}
-    bin_ = programs(tmp_path / "bin", {**does, "gpufleet": f'echo "$@"; exit {status}'})
+    bin_ = programs(tmp_path / "bin", {**does, "gpufleet": f'echo "$@" {"REJECTED" * drains}; exit {status}'})
     script = (RECIPES / "slurm" / "prolog.sh").read_text(encoding="utf-8").replace(PROGRAM, str(bin_ / "gpufleet"))
     script = script.replace("/var/log/gpufleet", str(reports)).replace("export PATH=", f"export PATH={bin_}:")
     job_gpus = ",".join(map(str, range(gpus)))
