@@ -245,7 +245,10 @@ HARMLESS = {
     ),
     "adapters beside boards that let none reach their memory": then(CLOSED, set_gpus(name="NVIDIA GeForce RTX 4090")),
     "GPUs of one switch with NVLinks": one_switch(link="NV18"),
-    "few adapters": set_host(network_ports=[port(0), port(1)]),
+    "few adapters, and an IOMMU that translates for the GPUs without one": then(
+        set_host(network_ports=[port(0), port(1)]),
+        lambda machine: [machine.host["pci_devices"][f"0000:{bus}:00.0"].update(iommu="DMA") for bus in ("3a", "5d")],
+    ),
 }
 
 

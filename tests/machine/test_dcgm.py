@@ -65,9 +65,11 @@ def test_a_failed_setting_is_found_in_either_version_by_its_severity():
 def test_the_gpu_is_named_by_its_serial_number_and_not_by_the_number_that_dcgm_has_for_it():
     (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN])), EIGHT, status=205).faults
     assert (fault.name, fault.subjects) == ("dcgm_part_broken", (place.gpu(2),))
-    for serials in ([], ["1"] * 8):  # none, and one for all
+    for serials in ([], ["1"] * 8, [EIGHT[0].serial] * 8):  # none, and one for all
         (fault,) = diagnosis(on_eight(result(5, status="Fail", warnings=[BROKEN]), serials), EIGHT, 205).faults
         assert (fault.subjects, "DCGM's GPU 5" in fault.what) == ((THIS_NODE,), True)
+    of_a_switch = result(5, status="Fail", warnings=[BROKEN], entity_group="Switch")
+    assert diagnosis(on_eight(of_a_switch), EIGHT, 205).faults[0].subjects == (THIS_NODE,)
 
 
 def test_version_3_is_read_by_its_own_names_and_its_tests_of_settings_accuse_no_single_gpu():
@@ -122,8 +124,8 @@ RUNTIME = {"DCGM Diagnostic": {"runtime_error": "Error: Unable to complete diagn
 @pytest.mark.parametrize(
     ("printed", "status"),
     [({}, 0), ([], 0), (None, 0), ({"DCGM Diagnostic": {}}, 0), (RUNTIME, 226), (RUNTIME, 0), (WHOLE, 205), (WHOLE, 1),
-     *((each, 0) for each in RENAMED), (on_eight(lambda results: results.pop()), 0),
-     (on_eight(lambda results: results.clear()), 0)],
+     (WHOLE, 226), (on_eight(result(0, warnings=[BROKEN])), 205), *((each, 0) for each in RENAMED),
+     (on_eight(lambda results: results.pop()), 0), (on_eight(lambda results: results.clear()), 0)],
 )  # fmt: skip
 def test_what_is_not_known_never_passes(printed, status):
     found = diagnosis(deepcopy(printed), EIGHT, status)

@@ -62,7 +62,7 @@ HOURS, START = 3600, 1_749_680_000.0
     (600, "ib0", "9", (60, 120, 180), 0),  # while the machine starts
     (48 * HOURS, "ib1", "9", (40 * HOURS, 41 * HOURS), None),  # another link
     (48 * HOURS, "ib1", "1", (40 * HOURS, 41 * HOURS), 1),
-    (48 * HOURS, None, "9", (), None),
+    (48 * HOURS, None, "2", (), None),  # nobody knows when
     (48 * HOURS, None, "1", (), 1),
 ])  # fmt: skip
 def test_how_often_an_infiniband_link_went_down_within_a_day(adapter, monkeypatch, up, interface, downs, at, times):
@@ -75,7 +75,8 @@ def test_how_often_an_infiniband_link_went_down_within_a_day(adapter, monkeypatc
         if interface is None:
             raise Unreadable("journalctl is not installed")
         lines = [line.format(START + each, interface) for each in (60, *at) for line in (LOST, GAINED)]
-        return "".join([*lines, f"{START:.6f} gf1 systemd-networkd[1587]: Enumeration completed\n"])
+        lines[-1] = f"{START:.6f} gf1 systemd-networkd[1587]: Enumeration completed\n"  # it has not come back yet
+        return "".join(lines)
 
     found = network_ports.read_flaps(journal)
     assert found == {"mlx5_0/1": times}

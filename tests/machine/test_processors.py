@@ -61,6 +61,7 @@ ERRORS = {
     "ten on one module": (corrected(10), []),
     "eleven on one module": (corrected(11), [("host_memory_corrected", "N1 DIMM_L0")]),
     "eleven in a month": ((*corrected(11), A_MONTH), []),
+    "fifty of no module": ((("mc1/ce_count\n4", "mc1/ce_count\n51"),), []),
     "many of no module": ((OF_NO_MODULE,), [("host_memory_corrected", "memory controller mc1")]),
     "an uncorrected error": (
         ((UE_OF_L0, "dimm3/dimm_ue_count\n1"), ("mc1/ue_count\n0", "mc1/ue_count\n1")),
@@ -160,7 +161,7 @@ MODULES = {
     "one slower": (modules((7, {"configured_speed": 2666})), ["dimm_slow"]),
     "one missing": (modules((7, EMPTY)), ["numa_memory_imbalance"]),
     "two missing, as it may have been bought": (modules((7, EMPTY), (19, EMPTY)), []),
-    "half of them larger": (modules(*((slot, {"bytes": 64 * GiB}) for slot in range(0, 24, 2))), []),
+    "a third of them larger": (modules(*((slot, {"bytes": 64 * GiB}) for slot in range(0, 24, 3))), []),
     "those of a virtual machine": (modules(*((slot, MADE_UP) for slot in range(3)), count=3), []),
 }
 

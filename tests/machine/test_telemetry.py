@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from statistics import median
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pynvml
@@ -94,14 +94,20 @@ def test_sampler_goes_on_after_failures_and_keeps_the_last():
     assert sampler.trouble == "RuntimeError: the driver is being reloaded"
 
 
-def test_sampler_keeps_its_rhythm_though_each_sample_takes_time():
-    interval, count = 0.05, 21
-    never = threading.Event()
-    slow = StandIn(meanwhile=lambda: never.wait(0.4 * interval))  # as NVML blocks
-    times = [one.time for one in sampled(slow, count, interval)[0]]
-    # With drift, the beats would be spread evenly over the interval. A busy machine makes some of them late.
-    late = [(taken - times[0]) / interval % 1 for taken in times[1:]]
-    assert median(min(part, 1 - part) for part in late) < 0.1
+def test_sampler_keeps_its_rhythm_though_each_sample_takes_time(monkeypatch):
+    """By a clock of its own, in seconds: a sample takes 0.4 intervals, and the tenth 2.4, which costs two beats."""
+    clock, taken = [0.0], []
+
+    def passes(seconds):
+        clock[0] += seconds
+        return len(taken) == 20
+
+    slow = SimpleNamespace(sample=lambda: passes(2.4 if len(taken) == 9 else 0.4))
+    monkeypatch.setattr(local_node, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    sampler = Sampler(slow, 1.0, lambda _: taken.append(clock[0]))
+    sampler._stopped = SimpleNamespace(wait=passes, is_set=lambda: False)
+    sampler._run()
+    assert taken == pytest.approx([*(beat + 0.4 for beat in range(9)), 11.4, *(beat + 0.4 for beat in range(12, 22))])
 
 
 def test_stop_comes_before_the_next_sample_and_twice_and_without_start():
@@ -173,7 +179,7 @@ def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(w
     """In the medians no spike counts. A lost GPU has none, and ends nothing."""
     watch = watched(300, 301, 525, 299, 300)
     assert (watch.state().power_watts, watch.medians.power_watts) == (345, 300)
-    assert (watch.state().energy_joules or 0) >= 5  # six readings and what follows, one joule apart
+    assert 5 <= (watch.state().energy_joules or 0) < 7000  # six readings and what follows, one joule apart
     alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state()
     assert alone == GpuState(temperature_c=61, sm_clock_mhz=1410)
     assert watched(lost=(1,)).state() is None
@@ -185,10 +191,8 @@ def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched, watts, h
 
 
 def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch):
-    with Watch(None) as of_a_cpu_rank:
-        pass
-    assert of_a_cpu_rank.state() is None
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(1, broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED))
-    with Watch(Gpu(0)) as without:
-        pass
-    assert without.state() is None
+    for gpu in (None, Gpu(0)):
+        with Watch(gpu) as watch:
+            pass
+        assert watch.state() is None

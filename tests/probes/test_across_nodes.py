@@ -48,10 +48,8 @@ def test_the_curve_has_a_figure_for_each_number_of_nodes_and_size_but_those_that
     ]
     assert curve == [(nodes, nbytes) for nodes in (1, 2, 3) for nbytes in (96, 1536)]
     assert affordable(three_nodes, [8, MiB]) == [8, MiB]
-    usual = between_nodes.TRIAL, between_nodes.LONGEST_SECONDS
     three_nodes.run(has_time_for, 1024, 1e-9)
     assert affordable(three_nodes, [8, MiB, 8 * MiB]) == [8]
-    three_nodes.run(has_time_for, *usual)
 
 
 def has_time_for(rank, trial, seconds):

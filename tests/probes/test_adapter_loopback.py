@@ -16,6 +16,7 @@ from pytest_gpufleet.probes import adapter_loopback as loopback
 from pytest_gpufleet.probes.adapter_loopback import LOOPBACK_INTERFACE, adapter_bandwidth
 from pytest_gpufleet.world.world import World
 from tests.machine.test_network_ports import ports
+from tests.machine.trees import written
 
 
 @pytest.mark.parametrize(("near", "count", "expected"), [
@@ -48,11 +49,9 @@ def test_a_rank_finds_one_adapter_and_no_other_way():
 
 def test_counters_are_words_of_four_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(network_ports, "ADAPTERS", tmp_path)
-    counters = tmp_path / "mlx5_0" / "ports" / "1" / "counters"
-    counters.mkdir(parents=True)
-    (counters / "port_xmit_data").write_text("1000\n")
+    written(tmp_path, {"mlx5_0/ports/1/counters/port_xmit_data": "1000\n"})
     assert network_ports.carried("mlx5_0/1") is None
-    (counters / "port_rcv_data").write_text("500\n")
+    written(tmp_path, {"mlx5_0/ports/1/counters/port_rcv_data": "500\n"})
     assert network_ports.carried("mlx5_0/1") == (4000, 2000)
 
 

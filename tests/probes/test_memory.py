@@ -21,6 +21,7 @@ from pytest_gpufleet.probes.memory import ROW, SHARE, _block_bytes, patterns
 from tests.acceptance import checks as checks  # which finds the checks
 from tests.conftest import ACCEPTANCE
 from tests.machine.fake_nvml import Card, FakeNvml, not_supported
+from tests.machine.trees import written
 
 EACH_GPU = ACCEPTANCE / "test_4_each_gpu.py"
 HOLDS = "test_memory_holds_patterns"
@@ -185,10 +186,8 @@ def test_a_container_with_a_quota_has_no_figure(three_ranks):
     ({}, {0: [0, 1, 2, 4]}),
 ], ids=["two nodes", "some without", "part of one", "memory of one", "part of all", "not known"])  # fmt: skip
 def test_a_numa_node_is_measured_where_this_process_has_all_of_it(tmp_path, monkeypatch, lists, expected):
-    files = {f"sys/devices/system/node/node{number}/cpulist": text for number, text in lists.items()}
-    for name, text in {**files, "proc/self/status": "Mems_allowed:\t7\nMems_allowed_list:\t0-2"}.items():
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(f"{text}\n")
+    files = {f"sys/devices/system/node/node{number}/cpulist": f"{text}\n" for number, text in lists.items()}
+    written(tmp_path, {**files, "proc/self/status": "Mems_allowed:\t7\nMems_allowed_list:\t0-2\n"})
     monkeypatch.setattr(processors.os, "sched_getaffinity", lambda process: {0, 1, 2, 4})
     assert processors.by_numa_node(tmp_path) == expected
 
@@ -205,9 +204,7 @@ LITTLE = {"memory.max": "16000000000", "memory.current": "13000000000"}
     ({**LITTLE, "memory.stat": "anon 4000000000\ninactive_file 6000000000\nactive_file 3000000000\nshmem 0"}, ""),
 ], ids=["no container", "no limits", "enough", "a quota", "little memory", "a cache of files"])  # fmt: skip
 def test_what_a_container_leaves(tmp_path, monkeypatch, files, words):
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(tools, "CGROUP", tmp_path)
+    monkeypatch.setattr(tools, "CGROUP", written(tmp_path, files))
     assert tools.short_of(64, 3 << 30).startswith(words)
     assert bool(tools.short_of(64, 3 << 30)) is bool(words)
 
