@@ -85,7 +85,7 @@ def test_matmuls_at_full_clock(world: World, judge: Judge) -> None:
         rates.append(full_clock_rates(world))
         return rates[-1]
 
-    judge(measured, required=False, on_miss=lambda: why_below_full_clock(rates[-1]))
+    judge(measured, required=False, on_miss=lambda: why_below_full_clock(rates[-1], world.gpus))
 
 
 @pytest.fixture(scope="module")

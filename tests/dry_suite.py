@@ -109,7 +109,7 @@ WORK = [
     (copies, {"_reach": lambda rank, offers: [True] * rank.size}),
     (copying, {"prepare": nothing, "free": nothing}),
     (loop, {"sampled": giving(loop.Laps([LAP] * 3, [LAP] * 3, list(SAMPLES))), "record_losses": nothing}),
-    (loop, {"release": nothing, "details": lambda *_: {}, "everyones": alike}),
+    (loop, {"release": nothing, "details": lambda *_: {}, "everyones": alike, "agree": lambda rank, number: number}),
     (loop, {"steps_of": giving((nothing, nothing))}),
     (loop, {"network": torch.nn.Identity, "under": giving(torch.nn.Identity()), "lap": giving(FIRST)}),
     (loop, {"synthetic_batch": giving(()), "eager": giving(nothing)}),

@@ -121,8 +121,15 @@ def test_a_gpu_that_is_a_hundredth_slow_at_full_clock_is_found_and_why(each, slo
     board = BOARDS["NVIDIA H200"]
     finding = judge(measured, None, board.machine(4), "check", rehearsal=False, required=False)
     assert finding.slower_than_peers.keys() == slow
-    cause = why_below_full_clock(measured)
+    cause = why_below_full_clock(measured, board.machine(4).gpus)
     assert why in (cause if isinstance(cause, str) else cause[0].what)
+
+
+def test_a_gpu_of_a_slower_model_is_not_why_another_one_missed():
+    faster, slower = (BOARDS[name].machine(4).gpus for name in ("NVIDIA H200", "NVIDIA A100-SXM4-80GB"))
+    measured = at_full_clock(USUAL, FEWER, (19.4, 1410.0), (19.4, 1410.0))
+    (fault,) = why_below_full_clock(measured, [*faster[:2], *slower[2:]])
+    assert fault.subjects == (gpu(1),)
 
 
 def test_cards_that_are_at_their_power_limit_even_so_are_measured_under_another_condition():

@@ -1,6 +1,7 @@
 """Silent data corruption in matmuls: planted at a rate, in one bit, in tiles and in places; and what is excluded."""
 
 import random
+from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -84,7 +85,7 @@ def test_operands_change_every_round_and_come_again_by_their_number_and_cpu_rank
     assert bound(SimpleNamespace(size=1), [compared]).details.keys() == {"compared"}
 
 
-def test_gpus_of_other_kinds_do_not_dissent_and_of_two_neither_is_believed():
+def test_gpus_of_other_kinds_do_not_dissent_and_of_two_neither_is_believed(monkeypatch):
     def did(kind, *hashes):
         return Compared(kind, "bf16", (1, 1, 1), "", 7, torch.tensor(hashes), 2, {})
 
@@ -97,6 +98,13 @@ def test_gpus_of_other_kinds_do_not_dissent_and_of_two_neither_is_believed():
             "its matmul of round 7 is another one than that of 1 of 2 ranks (A) from the same data; "
         )
         assert text.endswith("nobody can say which is right: computed again it is right")
+    with_another_model = [did("A", 1), did("B", 4), did("A", 2), did("A", 1)]
+    ranks = [SimpleNamespace(index=index, device=CPU, phase=lambda name: nullcontext()) for index in range(4)]
+    asked = []
+    monkeypatch.setattr(corruption, "Matmuls", lambda *how: asked.append(how) or Matmuls(CPU, "bf16"))
+    world = SimpleNamespace(size=4, run=lambda again, *round: [again(rank, *round) for rank in ranks])
+    assert [bool(text) for text in corruption.dissenters(world, with_another_model)] == [False, False, True, False]
+    assert len(asked) == 2  # by the one and one of the usual ones: others may not have the precision
     halves = dissents([did("A", *hashes) for hashes in ((1, 2), (1, 2), (1, 3), (1, 3))])
     others = {index: each[:3] for index, each in halves.items()}
     assert others == {0: (8, 2, 2), 1: (8, 2, 2), 2: (8, 0, 2), 3: (8, 0, 2)}

@@ -22,7 +22,7 @@ from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD, Gpu
 from pytest_gpufleet.probes.measure import scaling_efficiency
-from pytest_gpufleet.probes.training import cuda_graph, loop, ways
+from pytest_gpufleet.probes.training import cuda_graph, loop, recipes, ways
 from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
 from pytest_gpufleet.probes.training.loop import precision, utilization
 from pytest_gpufleet.probes.training.recipes import RECIPES, USUAL, Workload, plan
@@ -116,6 +116,18 @@ def sampled_since(rank):
     with patch.object(loop, "lap", lap):
         loop.train_throughput(rank, "fp32", QUICK, together=False)
     return began[2]
+
+
+def has_less_memory(rank):
+    genuine, most = recipes.plan, 8 - 4 * rank.index
+    recipes.plan = lambda *how, **more: replace(genuine(*how, **more), batch=most)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_gpus_with_less_memory_have_all_take_their_batch(two_ranks, together):
+    two_ranks.run(has_less_memory)
+    measured = measure(two_ranks, loop.train_throughput, "amp", together=together)
+    assert measured.conditions["batch"] == 4
 
 
 def test_ranks_that_train_alone_are_measured_at_the_same_time(two_ranks):

@@ -25,7 +25,7 @@ from pytest_gpufleet.probes.compute.rate import heaviest, shape_on, strictly
 from pytest_gpufleet.probes.timing import agree, seconds_each
 from pytest_gpufleet.probes.training import loop
 from pytest_gpufleet.probes.training.correctness import differences
-from pytest_gpufleet.probes.training.recipes import USUAL, plan
+from pytest_gpufleet.probes.training.recipes import USUAL
 from pytest_gpufleet.world.world import Rank, World
 
 ROUNDS = 10  # at least: the last tenth is compared with the first
@@ -129,7 +129,7 @@ def _matmuls(rank: Rank, seconds: float, number: int, watch: Watch) -> Turn:
 @loop.returns_memory()
 def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     """Images a second, all ranks together: ResNet-50, begun anew; in the end all ranks must have the same bits."""
-    training = plan(RECIPE, USUAL, rank.device)
+    training = loop.plan_of_all(rank, RECIPE, USUAL)
     module = loop.module_of(rank, training)
     step = partial(loop.eager(module, training, rank.device), *loop.synthetic_batch(rank, training))
     with loop.precision(training):

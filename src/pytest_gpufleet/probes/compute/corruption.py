@@ -226,10 +226,10 @@ def dissents(every: Sequence[Compared]) -> dict[int, tuple[int, int, int, int]]:
 
 
 def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
-    """By rank, which of its matmuls is another one than that of most ranks, and where, computed again by all; or ""."""
+    """By rank, which of its matmuls is another one than that of most ranks, and where, computed again; or ""."""
     found = [""] * world.size
     for index, (number, usual, agreeing, ranks) in dissents(every).items():
-        work = (number, every[index].precision, every[index].shape)
+        work = ({index, usual}, number, every[index].precision, every[index].shape)
         sums: list[list[Tensor]] = world.run(_again, [], *work)
         rows, columns = (
             (mine != right).nonzero().flatten() for mine, right in zip(sums[index], sums[usual], strict=True)
@@ -253,8 +253,11 @@ def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
     return found
 
 
-def _again(rank: Rank, rows: list[int], number: int, precision: str, shape: rate.Shape) -> list[Tensor]:
-    """These rows of the bits of a round's result; of none the sums of all rows and of all columns."""
+def _again(rank: Rank, rows: list[int], both: set[int], number: int, precision: str, shape: rate.Shape) -> list[Tensor]:
+    """These rows of the bits of a round's result; of none the sums of all rows and of all columns. On `both` ranks of a
+    kind: others may not have this precision."""
+    if rank.index not in both:
+        return []
     with rate.strictly(precision), rank.phase(f"{precision} matmul of round {number}, again"):
         result = bits(Matmuls(rank.device, precision, shape).of(number)())
         return [result[rows].cpu()] if rows else [result.sum(axis, dtype=torch.int64).cpu() for axis in (1, 0)]

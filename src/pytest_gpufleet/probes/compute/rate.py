@@ -17,7 +17,16 @@ from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
-from pytest_gpufleet.model.place import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu, Where
+from pytest_gpufleet.model.place import (
+    ARCHITECTURES,
+    BF16_SINCE,
+    FP8_SINCE,
+    TF32_SINCE,
+    Capability,
+    Gpu,
+    Where,
+    grouped,
+)
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
 from pytest_gpufleet.world.world import Rank, World
@@ -176,20 +185,21 @@ def full_clock_rates(world: World) -> Measurement:
     return together(world, [[each] for each in readings])[0]
 
 
-def why_below_full_clock(measured: Measurement) -> str | list[Fault]:
-    """Whether those that are slow were held at a lower clock than the fastest, or do less in a clock."""
+def why_below_full_clock(measured: Measurement, gpus: Sequence[Gpu]) -> str | list[Fault]:
+    """Whether those that are slow were held at a lower clock than the fastest of their model, or do less in a clock."""
     clocks = {at: state.sm_clock_mhz for at, state in measured.gpu_states.items() if state.sm_clock_mhz}
-    fastest = max(measured.values, key=lambda at: measured.values[at])
-    lag = {at: 1 - value / measured.values[fastest] for at, value in measured.values.items()}
-    slow = {at: behind for at, behind in lag.items() if behind >= ALIKE}
-    if not slow or fastest not in clocks:
-        shown = ", ".join(sorted({f"{clock:,.0f}" for clock in clocks.values()}))
-        return f"all alike, at {shown} MHz" if shown and not slow else ""
-    faults, usual = [], clocks[fastest]
-    for at, behind in slow.items():
-        clock = clocks.get(at, usual)
-        what = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
-        if 1 - clock / usual > behind / 2:
-            what = f"its SM clock was {clock:,.0f} MHz, that of the fastest {usual:,.0f}: something holds it down"
-        faults.append(Fault("slower_than_peers", (at,), what))
-    return faults
+    models, faults, alike = {gpu.place: gpu.name for gpu in gpus}, list[Fault](), True
+    for places in grouped((models.get(at, ""), at) for at in measured.values).values():
+        fastest = max(places, key=lambda at: measured.values[at])
+        lag = {at: 1 - measured.values[at] / measured.values[fastest] for at in places}
+        for at, behind in ((at, behind) for at, behind in lag.items() if behind >= ALIKE):
+            alike = False
+            if (usual := clocks.get(fastest)) is None:
+                continue
+            clock = clocks.get(at, usual)
+            what = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
+            if 1 - clock / usual > behind / 2:
+                what = f"its SM clock was {clock:,.0f} MHz, that of the fastest {usual:,.0f}: something holds it down"
+            faults.append(Fault("slower_than_peers", (at,), what))
+    shown = ", ".join(sorted({f"{clock:,.0f}" for clock in clocks.values()}))
+    return faults or (f"all alike, at {shown} MHz" if shown and alike else "")

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from statistics import fmean, median
@@ -22,7 +23,7 @@ from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.metric import GiB, Reading, metric_under
 from pytest_gpufleet.model.place import WORLD, Missing
 from pytest_gpufleet.probes.compute.rate import matmul_in_tf32
-from pytest_gpufleet.probes.timing import everyones, line_up, parts, synchronize
+from pytest_gpufleet.probes.timing import agree, everyones, line_up, parts, synchronize
 from pytest_gpufleet.probes.training import cuda_graph, recipes
 from pytest_gpufleet.probes.training.recipes import Plan, Step, Workload
 from pytest_gpufleet.world.world import Rank
@@ -239,6 +240,12 @@ def steps_of(rank: Rank, training: Plan, *, together: bool) -> tuple[Step, Step]
     return step, without_communication(module, step)
 
 
+def plan_of_all(rank: Rank, recipe: str, workload: Workload, **how: Any) -> Plan:
+    """The plan for the GPU with the least memory, so that all ranks do the same."""
+    own = recipes.plan(recipe, workload, rank.device, **how)
+    return replace(own, batch=agree(rank, own.batch)) if rank.size > 1 else own
+
+
 @returns_memory()
 def train_throughput(
     rank: Rank, recipe: str, workload: Workload = recipes.USUAL, *, together: bool = True, closely: bool = False
@@ -248,7 +255,7 @@ def train_throughput(
     Otherwise each GPU trains a model of its own at the same time, which a slow neighbour cannot pull down. `closely`:
     also what share of a step communication takes, and of the time in which each GPU is busy. ArithmeticError if
     the loss is not finite or does not fall, MemoryError if a batch that was asked for does not fit."""
-    training = recipes.plan(recipe, workload, rank.device)
+    training = plan_of_all(rank, recipe, workload)
     ranks = rank.size if together else 1
     if rank.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()  # for `details`

@@ -87,7 +87,7 @@ def fed_throughput(
     """Images/s of DistributedDataParallel training on photos that a DataLoader reads from `folder` (see write_photos).
     Its details say what bounds it. The files stay in the page cache: the processors are tested, and not the disks. A
     sample is as many batches as the workers can have ready, so that none is served from what was ready before."""
-    training = plan(recipe, workload, rank.device, kind="custom" if workers else "", most=BATCH)
+    training = loop.plan_of_all(rank, recipe, workload, kind="custom" if workers else "", most=BATCH)
     batch = training.batch
     workers = workers or agree(rank, worker_count(rank.local_size, batch * 3 * training.pixels**2))
     count = workers * PREFETCH

@@ -65,7 +65,10 @@ def main(end: socket.socket, spec: RankSpec, files: RankFiles, environment: dict
         local, own = call.nodes.count(spec.node), members if call.with_group else None
         here = replace(rank, index=members.index(spec.index), size=len(members), local_size=local, _members=own)
         function, args, kwargs = unpack(call.work)
-        return function(here, *args, **kwargs)
+        result = function(here, *args, **kwargs)
+        if spec.gpu is not None:  # what fails or hangs there later would be that of the next call
+            sys.modules["torch"].cuda.synchronize(rank.device)
+        return result
 
     def answer(number: int, name: str, body: Callable[[], Any]) -> None:
         progress.phase(name)
