@@ -16,6 +16,7 @@ from pytest_gpufleet.model.endings import NotApplicable
 from pytest_gpufleet.model.metric import GiB
 from pytest_gpufleet.probes import inference
 from pytest_gpufleet.probes.training import transformer
+from pytest_gpufleet.probes.training.loop import not_learned
 from pytest_gpufleet.probes.training.transformer import SHAPES, first_difference, rotary, rotated, sequences
 
 CPU, TINY = torch.device("cpu"), SHAPES["transformer-tiny"]
@@ -102,5 +103,5 @@ def test_losses_that_differ_are_described():
         "1 of 2 gradients are not those in fp32, a by 20.0%"
     )
     assert "b by nan" in transformer.unlike({**gradients, "b": torch.tensor([math.nan])}, gradients, 0.1)
-    assert transformer.not_learned([4.0, 2.0]) == ""
-    assert transformer.not_learned([4.0, 3.9]) != ""
+    assert not_learned(4.0, 2.0, 0.8) == ""
+    assert not_learned(4.0, 3.9, 0.8) == "it did not learn: loss 4 at first, 3.9 in the end"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Condition = str | int | float | bool
+Conditions = Mapping[str, Condition]
 # Work that is trained in several ways beside each other, for information. Parts of the sweep had names of their own.
 COMPARED_WORK = ("sweep", "comparison", "accumulation")
 

@@ -34,9 +34,8 @@ Turn = dict[int, str]  # which pair of ranks takes which port
 
 @dataclass
 class Loopback:
-    """GB/s of ports that sent to themselves, samples by name: one port after the other (`alone`), and those with ranks
-    of their own at the same time (`at_once`). `failed`: ports that could not, with why. `unseen`: of which nobody knows
-    what was measured, since their counters did not grow by it."""
+    """GB/s of ports that sent to themselves, samples by name: `alone`, one port after the other, and `at_once`, those
+    with ranks of their own. `failed`: ports that could not, with why. `unseen`: whose counters did not grow by it."""
 
     alone: dict[str, tuple[float, ...]] = field(default_factory=dict)
     at_once: dict[str, tuple[float, ...]] = field(default_factory=dict)

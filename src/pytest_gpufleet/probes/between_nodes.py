@@ -16,7 +16,7 @@ import torch
 
 from pytest_gpufleet.machine import network_ports
 from pytest_gpufleet.machine.rdma import BANDWIDTH, LATENCY, NBYTES, Perftest, Written
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import Condition, Conditions
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import Measurement, MiB, Reading
 from pytest_gpufleet.model.place import Pair, Place, Where, grouped
@@ -102,9 +102,7 @@ def squares(nodes: Sequence[int]) -> list[list[Group]]:
     return [groups, [tuple(nodes[-size:])]] if whole < len(nodes) else [groups]
 
 
-def _measured(
-    world: World, rounds: Sequence[Sequence[Group]], nbytes: int, details: Mapping[str, Condition]
-) -> list[Measurement]:
+def _measured(world: World, rounds: Sequence[Sequence[Group]], nbytes: int, details: Conditions) -> list[Measurement]:
     by_rank: list[list[Reading]] = [[] for _ in range(world.size)]
     index = 0
     for groups in rounds:
@@ -158,10 +156,9 @@ def rail_bandwidth(world: World, at_once: RailsAtOnce, nbytes: int, seed: int) -
 
 def _rails(
     metric: str, nodes: Iterable[int], pairs: Mapping[int, Mapping[IndexPair, Samples]],
-    conditions: Mapping[str, Condition], details: Mapping[str, Condition],
+    conditions: Conditions, details: Conditions,
 ) -> Rails:  # fmt: skip
-    """By the pairs of nodes on each rail. The rail of a node is worth what it reaches with the best of its partners;
-    with a lone one, what the two reach."""
+    """The rail of a node is worth what it reaches with its best partner; with a lone one, what the two reach."""
     samples: dict[Where, Samples] = {}
     for rail, node in itertools.product(pairs, nodes):
         own = {pair: taken for pair, taken in pairs[rail].items() if node in pair}

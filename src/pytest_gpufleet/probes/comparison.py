@@ -24,8 +24,7 @@ def hexadecimal(element: Tensor) -> str:
 def unlike(
     found: Tensor, right: Tensor, at: Callable[..., str], shown: Shown = Tensor.item, wrong: Tensor | None = None
 ) -> tuple[int, list[str]]:
-    """How many elements are not equal to those of another tensor (NaN never is), or are `wrong`, and what the first of
-    them are; `at(*index)` says where one is."""
+    """How many elements are not the right ones (NaN never is), or `wrong`, and the first; `at(*index)`: where."""
     wrong = found != right if wrong is None else wrong
     first = wrong.nonzero()[:SHOWN].tolist()
     return int(wrong.sum()), [f"{at(*i)} is {shown(found[(*i,)])}, expected {shown(right[(*i,)])}" for i in first]

@@ -295,8 +295,7 @@ def _step_turn(rank: Rank, moment: float, hertz: float, count: int) -> StepTurn:
 
 
 def _load(work: corruption.Matmuls, unlike: torch.Tensor, until: float) -> int:
-    """Matmuls until that moment, and none that is still computed then but the last; how many. Counts in `unlike`, on
-    the device, those that differ from the first."""
+    """How many matmuls until then, when only the last may still go on. `unlike`: those that are not as the first."""
     waiting: deque[torch.cuda.Event] = deque()
     matmuls, began = 0, time.monotonic()
     while True:

@@ -72,9 +72,8 @@ class Decoder:
                     torch.cat([own(block.gate.weight), own(block.up.weight)]),
                     own(block.down.weight, rows=False),
                 ))  # fmt: skip
-            self.embedding, self.logits, self.norm = (
-                part.weight.to(dtype) for part in (made.embedding, made.logits, made.norm)
-            )
+            ends = made.embedding, made.logits, made.norm
+            self.embedding, self.logits, self.norm = (end.weight.to(dtype) for end in ends)
             self.rotation = rotary(shape).to(rank.device, dtype)
         self.positions = torch.arange(shape.sequence, device=rank.device)
 

@@ -199,15 +199,13 @@ def hold_patterns(rank: Rank, seconds: float) -> PatternTest:
 
 
 def shares_memory(device: torch.device) -> bool:
-    """Whether its memory is the host's, as of a GB10, where what is free does not count the page cache: writing 60 GB
-    made 103 GiB free 42 (unslothai/unsloth pull request 10704)."""
+    """Whether it has the host's memory, whose page cache is not free (unslothai/unsloth pull request 10704)."""
     return device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
 def patterns(device: torch.device, seed: int) -> list[Pattern]:
-    """One round of patterns, in their order. Address in address finds wrong address lines; random data and its inverse,
-    weak cells; zeros, ones and alternating bits as moving inversions, cells that influence each other; walking ones,
-    wrong data lines."""
+    """One round of patterns. Address in address finds wrong address lines; random data and its inverse, weak cells;
+    zeros, ones and alternating bits, cells that influence each other; walking ones, wrong data lines."""
     generator, column = torch.Generator(device), torch.arange(ROW, device=device)
 
     def own_address(words: Tensor, address: int) -> Tensor:

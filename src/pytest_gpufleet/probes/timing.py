@@ -209,14 +209,11 @@ def replayed(rank: Rank, launch: Work, samples: int) -> Timing | None:
         if not agree(rank, graph is not None) or graph is None:
             return None
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            taken = [
-                median(seconds(rank, graph.replay, REPLAYS, AHEAD) for _ in range(RUNS)) / OPERATIONS
-                for _ in range(samples)
-            ]
+            taken = [median(seconds(rank, graph.replay, REPLAYS, AHEAD) for _ in range(RUNS)) for _ in range(samples)]
     finally:
         if graph is not None:
             graph.reset()  # a graph that holds a communicator keeps it from ending
-    return Timing(tuple(taken), OPERATIONS * REPLAYS, RUNS)
+    return Timing(tuple(each / OPERATIONS for each in taken), OPERATIONS * REPLAYS, RUNS)
 
 
 # How torch's allocator learns that a capture is over: from torch 2.8 on, and before.

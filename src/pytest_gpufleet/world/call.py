@@ -244,8 +244,7 @@ TAIL_BYTES = 8 * 1024
 
 
 class Output:
-    """On a rank: what it prints. The file is read and emptied by a descriptor of its own, since a test may have 1 and 2
-    lead to a file of its own, or close them."""
+    """On a rank: what it prints. The file has a descriptor of its own: a test may redirect or close 1 and 2."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)

@@ -232,8 +232,7 @@ def _report(spec: RankSpec, answers: Answers, traces: Mapping[int, Trace]) -> Ra
 
 
 def _arrivals(members: Members, traces: Mapping[int, Trace], missing: set[int]) -> Iterator[tuple[str, list[int]]]:
-    """Who has come to the last collective of a group, and the ranks that have not, as torch's flight recorder saw it,
-    if it did; nothing of a group of which every rank has answered."""
+    """Who has come to a group's last collective, and who has not, as torch's flight recorder saw it, if some miss."""
     here = [rank for rank in members if rank in traces] if missing.intersection(members) else []
     entries: list[tuple[int, dict[str, Any]]] = []
     for rank in here:

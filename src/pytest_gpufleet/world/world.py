@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from pytest_gpufleet.model.conditions import Condition
+from pytest_gpufleet.model.conditions import Conditions
 from pytest_gpufleet.model.events import LossCurve, Losses, WorldStarted
 from pytest_gpufleet.model.fault import Fault, expect_none
 from pytest_gpufleet.model.metric import Size, conditions, number
@@ -275,16 +275,14 @@ class World:
         by_node = grouped((place.node, index) for index, place in enumerate(self.places))
         return tuple(self.subset(by_node[node]) for node in sorted(by_node))
 
-    def run(
-        self, function: Callable[..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
-        """Run `function(rank, *args, **kwargs)` on every rank; the results by rank.
+    def run(self, probe: Callable[..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Any]:
+        """Run `probe(rank, *args, **kwargs)` on every rank; the results by rank.
 
         Code and values are sent by cloudpickle, also closures. A tensor on a GPU comes back as its copy on the CPU; a
         Size among the arguments arrives as the one for these ranks. `timeout`: seconds, `--fleet-timeout` by default.
         Raises RankFailure if a rank raises, dies or does not answer in time, TypeError if something cannot be sent,
         ValueError if `timeout` is not above 0. pytest.skip on a rank skips the test."""
-        return self.each([self], function, *args, timeout=timeout, **kwargs)[0]
+        return self.each([self], probe, *args, timeout=timeout, **kwargs)[0]
 
     def each(
         self, groups: Sequence[Sequence[int] | World], function: Callable[..., Any], /, *args: Any,
@@ -384,9 +382,7 @@ class Rank:
             raise RuntimeError("this rank has no process group: use the fixture nccl_group instead of world")
         return self._groups[self._members]
 
-    def record_losses(
-        self, training: Mapping[str, Condition], by_step: Mapping[int, float], place: Where | None = None
-    ) -> None:
+    def record_losses(self, training: Conditions, by_step: Mapping[int, float], place: Where | None = None) -> None:
         """Put the losses of a training on record, for trackers: `gpufleet export` has them. Nothing is judged by them.
 
         `training`: what was trained and how, like {"model": "resnet50", "ranks": 1}. `by_step`: the loss by steps done,

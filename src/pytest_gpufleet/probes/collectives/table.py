@@ -45,9 +45,8 @@ class Collective:
 
     def run(self, group: ProcessGroup, output: Tensor, input: Tensor, root: int = 0) -> None:
         """Start it in the order of the current stream, as nccl-tests does; a CPU rank waits for it. To change streams
-        and back takes about 5 us: reduce_scatter of 64 MiB was 2 % slower on two H200, and in a CUDA graph, where each
-        operation then depends on all before it, 8 bytes took 10 us and not 6. torch 2.11 runs them so; older versions
-        may change streams all the same."""
+        and back takes about 5 us: reduce_scatter of 64 MiB was 2 % slower on two H200, and 8 bytes in a CUDA graph,
+        where each operation then depends on all before it, took 10 us and not 6. Before torch 2.11 it may do so."""
         for work in self.launch(group, output, input, root, async_op=False):
             work.wait()
 

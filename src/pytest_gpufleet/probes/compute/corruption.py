@@ -51,9 +51,7 @@ def exact_matmul(rank: Rank, precision: str) -> str:
     blocks = [torch.randint(-1, 2, (min(side, BLOCK), 256), generator=generator).float() for side in (m, n)]
     expected = (blocks[0] @ blocks[1].t()).to(rank.device)
     down, right = m // len(blocks[0]), n // len(blocks[1])
-    a, b = (
-        block.repeat(count, 1).to(rank.device).to(dtype) for block, count in zip(blocks, (down, right), strict=True)
-    )
+    a, b = (block.repeat(by, 1).to(rank.device).to(dtype) for block, by in zip(blocks, (down, right), strict=True))
     with rank.phase(f"{precision} matmul"), rate.strictly(precision):
         result = rate.multiplication(precision, a, b.t())()
         return wrong_elements(result, expected.to(result.dtype).repeat(down, right), at=ELEMENT)
@@ -231,9 +229,7 @@ def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
     for index, (number, usual, agreeing, ranks) in dissents(every).items():
         work = ({index, usual}, number, every[index].precision, every[index].shape)
         sums: list[list[Tensor]] = world.run(_again, [], *work)
-        rows, columns = (
-            (mine != right).nonzero().flatten() for mine, right in zip(sums[index], sums[usual], strict=True)
-        )
+        rows, columns = ((a != b).nonzero().flatten() for a, b in zip(sums[index], sums[usual], strict=True))
         again = "computed again it is right"
         if len(rows):
             first = rows[:SHOWN].tolist()
@@ -254,9 +250,8 @@ def dissenters(world: World, every: Sequence[Compared]) -> list[str]:
 
 
 def _again(rank: Rank, rows: list[int], both: set[int], number: int, precision: str, shape: rate.Shape) -> list[Tensor]:
-    """These rows of the bits of a round's result; of none the sums of all rows and of all columns. On `both` ranks of a
-    kind: others may not have this precision."""
-    if rank.index not in both:
+    """These rows of the bits of a round's result; of none the sums of all rows and of all columns."""
+    if rank.index not in both:  # they are of one kind: others may not have this precision
         return []
     with rate.strictly(precision), rank.phase(f"{precision} matmul of round {number}, again"):
         result = bits(Matmuls(rank.device, precision, shape).of(number)())

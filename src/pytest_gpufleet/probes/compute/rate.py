@@ -17,16 +17,7 @@ from pytest_gpufleet.machine.nvml import Watch
 from pytest_gpufleet.model.endings import not_applicable
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.metric import GpuState, Measurement, Reading
-from pytest_gpufleet.model.place import (
-    ARCHITECTURES,
-    BF16_SINCE,
-    FP8_SINCE,
-    TF32_SINCE,
-    Capability,
-    Gpu,
-    Where,
-    grouped,
-)
+from pytest_gpufleet.model.place import ARCHITECTURES, BF16_SINCE, FP8_SINCE, TF32_SINCE, Capability, Gpu, Where
 from pytest_gpufleet.probes.measure import together
 from pytest_gpufleet.probes.timing import calls_in, parts, seconds_each, warm_up
 from pytest_gpufleet.world.world import Rank, World
@@ -137,8 +128,7 @@ def precisions_of(rank: Rank) -> list[str]:
 
 
 def relative_rate(rates: Sequence[Measurement]) -> Measurement:
-    """The mean of a GPU's rates at all precisions, each as a part of the fastest's, and of its temperatures. What one
-    GPU loses in all of them stands out here more than in any single one."""
+    """The mean of a GPU's rates at all precisions, each as a part of the fastest's, and of its temperatures."""
     values, states = dict[Where, float](), dict[Where, GpuState]()
     for place in rates[0].values:
         parts = (rate.values[place] / most if (most := max(rate.values.values())) else 0.0 for rate in rates)
@@ -188,14 +178,15 @@ def full_clock_rates(world: World) -> Measurement:
 def why_below_full_clock(measured: Measurement, gpus: Sequence[Gpu]) -> str | list[Fault]:
     """Whether those that are slow were held at a lower clock than the fastest of their model, or do less in a clock."""
     clocks = {at: state.sm_clock_mhz for at, state in measured.gpu_states.items() if state.sm_clock_mhz}
-    models, faults, alike = {gpu.place: gpu.name for gpu in gpus}, list[Fault](), True
-    for places in grouped((models.get(at, ""), at) for at in measured.values).values():
-        fastest = max(places, key=lambda at: measured.values[at])
-        lag = {at: 1 - measured.values[at] / measured.values[fastest] for at in places}
-        for at, behind in ((at, behind) for at, behind in lag.items() if behind >= ALIKE):
-            alike = False
-            if (usual := clocks.get(fastest)) is None:
-                continue
+    models: dict[Where, str] = {gpu.place: gpu.name for gpu in gpus}
+    faults, alike = list[Fault](), True
+    for at, value in measured.values.items():
+        like = (other for other in measured.values if models.get(other) == models.get(at))
+        fastest = max(like, key=measured.values.__getitem__)
+        if (behind := 1 - value / measured.values[fastest]) < ALIKE:
+            continue
+        alike = False
+        if usual := clocks.get(fastest):
             clock = clocks.get(at, usual)
             what = f"at {clock:,.0f} MHz it does {behind:.1%} less than the fastest: multiprocessors or the L2 are slow"
             if 1 - clock / usual > behind / 2:

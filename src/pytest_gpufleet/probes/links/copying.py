@@ -76,9 +76,8 @@ class HostCopier:
 
     def seconds(self, copies: Sequence[Copy], warm_up: int, timed: int, meet: Meet | None = None) -> float:
         """Seconds of the first of these copies, made `timed` times one behind the other. The others keep the way busy
-        meanwhile: they begin with it, and are made twice as often. Where other ranks copy at the same time, all `meet`
-        before they begin, and copy on for a while behind what is timed: so nobody's timed copies have the way to
-        themselves. Here one copy is made after the other."""
+        meanwhile: they begin with it, and are made twice as often. Where other ranks copy too, all `meet` before they
+        begin, and copy on for a while: nobody's timed copies have the way to themselves. Here they take turns."""
         if meet:
             meet()
         for copy in [*copies[1:], *[copies[0]] * warm_up]:

@@ -18,7 +18,7 @@ from pytest_gpufleet.model.place import GpuTopology, Pair, Place, Where, grouped
 from pytest_gpufleet.probes.collectives.exactness import Delivery, exchange
 from pytest_gpufleet.probes.collectives.speed import bus_bandwidth
 from pytest_gpufleet.probes.collectives.table import COLLECTIVES
-from pytest_gpufleet.probes.links.copies import IndexPair, schedule
+from pytest_gpufleet.probes.links.copies import IndexPair, Samples, schedule
 from pytest_gpufleet.probes.timing import agree, line_up, seconds, synchronize, timing, wait
 from pytest_gpufleet.world.world import Rank, World
 
@@ -58,9 +58,7 @@ def failed(error: Exception) -> str:
     return f"the search for the cause failed: {first_line}"
 
 
-def swaps(
-    rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float
-) -> dict[IndexPair, tuple[float, ...]]:
+def swaps(rank: Rank, rounds: Sequence[Sequence[IndexPair]], nbytes: int, longest: float) -> dict[IndexPair, Samples]:
     """Seconds, by sample, in which this rank and its partner of each round swap `nbytes`, all pairs at once."""
     sent, received = (torch.zeros(nbytes, dtype=torch.uint8, device=rank.device) for _ in range(2))
 

@@ -170,8 +170,7 @@ def _usual(figures: Iterable[float]) -> float:
 
 def _to_meet(search: Culprits) -> list[IndexPair]:
     """Pairs to be measured next, that share nobody: each island, and each node that is on none, with members of every
-    other island, until it has met enough of them; then the nodes that are on none with each other, since they may be
-    an island of their own."""
+    other island, until it has met enough; then the nodes that are on none with each other: they may be an island."""
     islands, met = search.islands()[:MOST_ISLANDS], search.met()
     outside = [{node} for node in search.everyone if not any(node in island for island in islands)]
     wanted = list[IndexPair]()

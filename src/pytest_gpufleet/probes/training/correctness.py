@@ -85,8 +85,7 @@ def known_layer(rank: Rank) -> nn.Linear:
 
 def known_input(rank: Rank) -> Tensor:
     """An x for which the average of all ranks' gradients is `known_average`: of up to 24 ranks 2**size - 1, in binary
-    one digit for each. Exact in fp32 for up to 4096 ranks, in whatever order it is summed and whether each is divided
-    by the size or multiplied by its rounded inverse."""
+    one digit for each. Exact in fp32 for up to 4096 ranks, in whatever order, divided or multiplied by the inverse."""
     return torch.full((1, 1), float(rank.size * _digits(rank.size)[rank.index]), device=rank.device)
 
 

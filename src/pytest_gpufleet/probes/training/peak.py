@@ -97,8 +97,7 @@ def _norm(module: nn.Module, x: Tensor, identity: Tensor | None = None, *, relu:
 
 class _Norm(Function):
     """BatchNorm, and ReLU behind it. With the other branch as `identity`, which is added before ReLU, it is given out
-    as a pair. Running mean and variance are kept up, as torch does; the count of batches is not, since it says nothing
-    where there is a momentum."""
+    as a pair. Running mean and variance are kept up, as torch does; not the count of batches, which nobody needs."""
 
     @staticmethod
     def forward(

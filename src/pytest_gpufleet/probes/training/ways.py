@@ -182,15 +182,12 @@ NO_MEMORY = ("unable to find an engine", "STATUS_ALLOC_FAILED")
 
 
 @loop.returns_memory()
-def fill_memory(
-    rank: Rank, recipe: str, workload: Workload = USUAL, *, seconds: float
-) -> tuple[list[Reading], list[str]]:
-    """Images/s and the memory in use, by the driver's count, of training for so many seconds with a batch that fills at
-    least 95 % of every GPU's memory; and what is wrong with that memory. Once training has begun out of memory is an
-    error."""
+def fill_memory(rank: Rank, recipe: str, work: Workload = USUAL, *, seconds: float) -> tuple[list[Reading], list[str]]:
+    """Images/s and the memory in use, by the driver's count, of training for so many seconds with a batch that fills
+    95 % of every GPU's memory or more; and what is wrong with that. Once training has begun no memory is an error."""
     if shares_memory(rank.device):
         not_applicable("its memory is the host's, of which nobody may take all")
-    training = plan(recipe, workload, rank.device, "sweep")
+    training = plan(recipe, work, rank.device, "sweep")
     # Trying algorithms would fail at random with so little memory left.
     with loop.precision(training, benchmark=False):
         _trainer(rank, training)  # libraries take memory at their first use, and keep it

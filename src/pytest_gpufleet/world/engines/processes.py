@@ -47,8 +47,7 @@ def trouble(pid: int) -> str:
 
 
 def started_by(server: int, sessions: Container[int] = ()) -> set[int]:
-    """All descendants of `server` that have left its session, also those whose parents have ended (it adopts them), and
-    all processes of these other sessions."""
+    """All descendants of `server` (it adopts those of dead parents) outside its session, and all of these sessions."""
     # Looked at one by one: one that is adopted just then may be missed, but not twice.
     for _ in range(2):
         running = _running()
