@@ -54,8 +54,8 @@ def test_samples_are_long_enough_and_end_on_a_broken_machine(each, iterations, r
 def test_parts_are_equal_and_in_place_shares_memory(name, n):
     collective = COLLECTIVES[name]
     total = collective.total(1_000_003, n)
-    assert total - 1_000_003 in range(n if collective.in_parts else 1)
-    assert collective.total(1, n) == (n if collective.in_parts else 1)
+    assert total - 1_000_003 in range(n if collective.one_part else 1)
+    assert collective.total(1, n) == (n if collective.one_part else 1)
     for me in range(n):
         sizes = []
 
@@ -89,7 +89,7 @@ def test_figures_say_what_they_were_measured_with(three_ranks):
     assert figures[0].conditions["in_place"] is True
     in_place = set()
     for name, collective in COLLECTIVES.items():
-        least = 3 * 4 if collective.in_parts else 4
+        least = 3 * 4 if collective.one_part else 4
         latencies = measure_all(three_ranks, speed.sweep, collective_latency, name, [8, 1024])
         bandwidths = measure_all(three_ranks, speed.sweep, bus_bandwidth, name, [65536])
         assert [one.conditions["bytes"] for one in (*latencies, *bandwidths)] == [max(8, least), 1024, 65536]

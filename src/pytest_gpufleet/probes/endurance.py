@@ -192,7 +192,7 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
     """All ranks, of one machine, step together. It ends as `burn_in` does, and where a rank becomes much slower."""
     _prepare_all_steps(world)
     began, turns = time.monotonic(), dict[float, list[StepTurn]]()
-    for hertz, count in _frequencies(world):
+    for hertz, count in STEPS["cuda" if world.gpus else "cpu"]:
         turns[hertz] = world.run(_step_turn, time.monotonic() + LEAD_SECONDS, hertz, count)
         expect_none(world.faults("matmul_nondeterministic", [turn.trouble for turn in turns[hertz]]))
         after_turn(f"power steps at {hertz:g} Hz", time.monotonic() - began)
@@ -202,12 +202,8 @@ def power_steps(world: World, after_turn: AfterTurn) -> list[Measurement]:
     return step_figures(world, turns)
 
 
-def _frequencies(world: World) -> tuple[tuple[float, int], ...]:
-    return STEPS["cuda" if world.gpus else "cpu"]
-
-
 def steps_seconds(world: World) -> float:
-    return sum(count / hertz for hertz, count in _frequencies(world))
+    return sum(count / hertz for hertz, count in STEPS["cuda" if world.gpus else "cpu"])
 
 
 def step_figures(world: World, turns: Mapping[float, Sequence[StepTurn]]) -> list[Measurement]:

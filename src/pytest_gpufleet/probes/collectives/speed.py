@@ -112,7 +112,7 @@ def _timed(
         del input, output, launch
     torch.cuda.empty_cache()  # the next check may need all memory
     conditions: dict[str, Condition] = {
-        "collective": name, "bytes": max(nbytes, 4 * n) if collective.in_parts else nbytes,
+        "collective": name, "bytes": max(nbytes, 4 * n) if collective.one_part else nbytes,
         "dtype": "float32", "ranks": n, "in_place": collective.timed_in_place if in_place is None else in_place,
         "nvls": nvls(rank.device), **({"method": method} if moved <= SMALL else {}), **network_conditions(rank),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from pytest_gpufleet.world.world import Rank
 
 Combine = Callable[[Tensor], Tensor]
+Make = Callable[[int], Tensor]
 SUM = dist.ReduceOp.SUM
 
 
@@ -51,19 +52,15 @@ class Collective:
             work.wait()
 
     @property
-    def in_parts(self) -> bool:
-        return self.one_part is not None
-
-    @property
     def timed_in_place(self) -> bool:
         """Whether it is measured in place. torch has some in place only. Of gather and scatter it copies the root's own
         part itself, beside NCCL and in the memory that NCCL reads and writes (on two H200 that took 3 and 5 % of their
         bandwidth at 8 GiB), and in place there is nothing to copy, as with NCCL's own gather and scatter."""
-        return self.in_place == "always" or (self.rooted and self.in_parts)
+        return self.in_place == "always" or bool(self.rooted and self.one_part)
 
     def total(self, count: int, n: int) -> int:
         """Elements of S: at least `count`, and as many for each part."""
-        return -(-count // n) * n if self.in_parts else count
+        return -(-count // n) * n if self.one_part else count
 
     def sizes(self, total: int, n: int) -> tuple[int, int]:
         """Of input and output, out of place."""
@@ -74,9 +71,7 @@ class Collective:
         """Memory that both take, out of place where there is a choice."""
         return nbytes if self.in_place == "always" else sum(self.sizes(nbytes, n))
 
-    def buffers(
-        self, total: int, n: int, me: int, in_place: bool, empty: Callable[[int], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def buffers(self, total: int, n: int, me: int, in_place: bool, empty: Make) -> tuple[Tensor, Tensor]:
         """Rank `me`'s input and output, made by `empty(count)`; in place they share memory."""
         input, output = self.sizes(total, n)
         if not in_place:
@@ -88,7 +83,7 @@ class Collective:
     def zeros(self, rank: Rank, nbytes: int, in_place: bool | None = None) -> tuple[Tensor, Tensor]:
         """This rank's input and output of float32 for about S = `nbytes`, `in_place` if that is how it is measured."""
         n, count = rank.size, max(1, nbytes // 4)
-        if self.in_parts:
+        if self.one_part:
             # As nccl-tests: each part a multiple of 16 bytes, or the figure would depend on how the parts are aligned.
             count = count // (4 * n) * 4 * n or count
         in_place = self.timed_in_place if in_place is None else in_place
@@ -105,9 +100,8 @@ def _send_to_next(group: ProcessGroup, output: Tensor, input: Tensor, async_op: 
         dist.all_to_all_single(output, input, received, sent, group=group)
         return None
     both = ((dist.isend, input, to), (dist.irecv, output, source))
-    works: list[dist.Work] = dist.batch_isend_irecv(
-        [dist.P2POp(call, data, _global(group, peer), group) for call, data, peer in both]
-    )
+    ends = [dist.P2POp(call, data, _global(group, peer), group) for call, data, peer in both]
+    works: list[dist.Work] = dist.batch_isend_irecv(ends)
     return works
 
 

@@ -27,8 +27,7 @@ from pytest_gpufleet.world.world import Rank
 
 NAME = "all_reduce"
 SAMPLES = 3
-# Of each of the three parts of a sample. The power controller of an H200 swings within a second: the parts take turns,
-# so that it meets all alike.
+# Of each of the three parts of a sample, which take turns: the power controller of an H200 swings within a second.
 PART_SECONDS = {"cuda": 0.3, "cpu": 0.005}
 LEAD_IN_SECONDS = {"cuda": 0.5, "cpu": 0.0}
 RESTORED = 8  # all_reduces: a copy of the data takes a tenth of the time of one

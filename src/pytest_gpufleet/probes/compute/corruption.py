@@ -96,8 +96,7 @@ def _added(every: Sequence[Compared]) -> dict[int, Amount]:
     return {at: Amount(sum(s for s, _ in found[at]), sum(n for _, n in found[at])) for at in sorted(found)}
 
 
-# A round on its way to be computed: its number, what multiplies, results, hashes, and when it began, and when the
-# matmuls and when all are done.
+# A round to be computed: its number, what multiplies, results, hashes, and when it began, multiplied and was done.
 _Round = tuple[int, Callable[[], Tensor], list[Tensor], Tensor, tuple[Mark, Mark, Mark]]
 
 
@@ -168,10 +167,8 @@ class Matmuls:
                 amounts[at] = Amount(spent + done - since, matmuls + ROUND)
                 self.laps.append((done, between(*marks[:2]) / ROUND))
         computed = ROUND * len(hashes)
-        trouble = "; ".join([*([f"wrong elements: {wrong:,}, in {computed:,} matmuls"] if wrong else []), *texts])
-        return Compared(
-            self.kind, self.precision, self.shape, trouble, first, torch.tensor(hashes), self._nbytes, amounts
-        )
+        text = "; ".join([*([f"wrong elements: {wrong:,}, in {computed:,} matmuls"] if wrong else []), *texts])
+        return Compared(self.kind, self.precision, self.shape, text, first, torch.tensor(hashes), self._nbytes, amounts)
 
     def _launched(self, number: int) -> _Round:
         multiply = self.of(number)

@@ -140,9 +140,8 @@ def relative_rate(rates: Sequence[Measurement]) -> Measurement:
 
 
 # Below the power limit. fp32 without tensor cores on zeros drew 433 to 443 of 700 W: the clock stayed at its highest,
-# and an H100 and an H200, both with 132 multiprocessors at 1,980 MHz, gave 51.04 and 51.03 TFLOP/s, each time within
-# 0.06 %. Tensor cores were held by the power cap at 435 W, and on random numbers in bursts the two differed by 2.2 %
-# (2026-11-23).
+# and an H100 and an H200, both with 132 multiprocessors at 1,980 MHz, gave 51.04 and 51.03 TFLOP/s, within 0.06 %.
+# Tensor cores were held by the power cap at 435 W, and on random numbers the two differed by 2.2 % (2026-11-23).
 FULL_CLOCK_SECONDS = {"cuda": 0.35, "cpu": 0.0}
 SETTLED_SECONDS = {"cuda": 0.3, "cpu": 0.0}
 ALIKE = 0.003  # by so much rates and clocks of healthy ones differ at most

@@ -228,8 +228,7 @@ class CudaCopier:
     def reach(self, offer: Offer) -> int:
         context = None
         if not self.reaches_directly(offer):
-            # Only a context on that GPU can map it. The driver then takes copies through host memory. It is made if
-            # this process has none there, which takes about 0.5 GB of that GPU.
+            # Only a context on that GPU, of about 0.5 GB, can map it. The driver takes copies through host memory then.
             context = result_of("cuDevicePrimaryCtxRetain", offer.device)
             self._reached.callback(call, "cuDevicePrimaryCtxRelease_v2", offer.device)
         handle = IpcHandle.from_buffer_copy(offer.handle)

@@ -28,8 +28,7 @@ SAMPLES = 3
 LONGEST = 0.5  # seconds of a sample, about: the search is to be over soon on a broken machine too
 # Slow is what reaches less than this share of the others: GPUs, and CPU ranks, whose machine does other things too.
 SLOW = {"gpu": 0.95, "cpu": 0.8}
-# The same of copies. Pairs of a healthy H200 board differ by 0.03 % in one direction, and by 0.14 % in both (three
-# machines of 4, 2026-11-21).
+# The same of copies. Pairs of healthy H200 differ by 0.03 % one way, by 0.14 % both ways (3 machines of 4, 2026-11-21).
 SLOW_COPIES = 0.997
 CLEARLY = 0.8  # what reaches less is slow, however much the others differ among themselves
 LATE_SECONDS = 100e-6  # beyond what the others need; a launch takes 20 to 50 us

@@ -24,8 +24,7 @@ from pytest_gpufleet.probes.timing import captured, everyones
 from pytest_gpufleet.probes.training.recipes import Plan, Step, make_optimizer, most_images
 from pytest_gpufleet.world.world import Rank
 
-# Small gradients would be zero in fp16. NVIDIA's value for ResNet-50 (DeepLearningExamples): the sum of all ranks'
-# gradients still has room.
+# Small gradients would be zero in fp16. NVIDIA's for ResNet-50 (DeepLearningExamples): the sum of all ranks' has room.
 LOSS_SCALE = 128.0
 STEM_CHANNELS = 4  # of the images, the last one zero: tensor cores do not take three
 ALIGNMENT = 64  # elements: kernels want a parameter to begin at a multiple of 16 bytes
@@ -94,9 +93,8 @@ def lacking() -> str | None:
 
 
 def _use_kernels(rank: Rank, network: nn.Module, plan: Plan) -> None:
-    """Let a network train with kernels of our own, once they have computed here what torch does. A compiler's fault is
-    none of the GPU: ptxas 12.8 and 12.9, as Triton 3.6 to 3.8 bring them along, compile kernels of 8 bits wrongly for
-    Hopper (triton-lang/triton issue 11111)."""
+    """Let a network train with kernels of our own, if they compute what torch does. A compiler's fault is none of the
+    GPU: ptxas 12.8 and 12.9, of Triton 3.6 to 3.8, err in 8 bits on Hopper (triton-lang/triton issue 11111)."""
     if reason := lacking():
         not_applicable(reason)
     if plan.batch > (most := most_images(plan.pixels)):

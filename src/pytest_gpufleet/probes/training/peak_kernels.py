@@ -106,9 +106,8 @@ def gradient_sums(
     RELU: tl.constexpr, JUNCTION: tl.constexpr, SECOND: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Of each channel, the sum of the gradient behind ReLU and of its product with x. RELU: x alone decides what ReLU
-    let through. JUNCTION: something was added before ReLU, so `out` decides; the gradient, of two parts if SECOND, is
-    stored as one in `merged`."""
+    """Of each channel, the sum of the gradient behind ReLU and of its product with x. RELU: x alone decides what goes
+    through. JUNCTION: something was added before, so `out` decides; the gradient, if SECOND of two, is `merged`."""
     total = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
     product = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
     mine, programs, column = _place(channels, BLOCK_CHANNELS)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpufleet.model.events import LossCurve
@@ -132,7 +131,9 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
                 return {"kind": kind, "error_text": shortened(str(error), TEXT_LIMIT)}
         type_, frames = type(error), error.__traceback__
         # The traceback from the shipped function on: how it was called is no news to its author.
-        while frames is not None and frames.tb_next is not None and _is_own(frames.tb_frame):
+        while frames is not None and frames.tb_next is not None:
+            if frames.tb_frame.f_code.co_filename != __file__ and "__tracebackhide__" not in frames.tb_frame.f_locals:
+                break
             frames = frames.tb_next
         try:
             text = str(error)
@@ -147,10 +148,6 @@ def _ending(body: Callable[[], Any], progress: Progress) -> dict[str, Any]:
             "error_text": shortened(text, TEXT_LIMIT),
             "traceback": shortened("".join(lines), TEXT_LIMIT),
         }
-
-
-def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 
 def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
