@@ -223,12 +223,12 @@ def _reach(one: _Known) -> str:
     ):
         of = math.ceil(1.25 * of)
     place = one.spread().gpu_line(places, one.count) if places > 1 else None
-    each = f"; one of {places} places from {size_found(FOUND, place):.1%}" if place else ""
+    each = f", one of {places} places {size_found(FOUND, place):.1%} worse" if place else ""
     more = f"{of} machines would halve that" if of <= MOST_MACHINES else "more machines would not halve that"
     return (
-        f"{one}: {rounded(one.mean)} {metric.unit} of {machines} machine{'s' * (machines > 1)}; the line is "
-        f"{here.at:.1%} {'below' if metric.better == 'higher' else 'above'}, finds a machine with {FOUND:.0%} from "
-        f"{size_found(FOUND, here):.1%}{each}; {100 * (1 - rejects(here)):.6g} % of healthy machines meet it; {more}"
+        f"{one}: {rounded(one.mean)} {metric.unit} of {machines} machine{'s' * (machines > 1)}; limit "
+        f"{here.at:.1%} {'below' if metric.better == 'higher' else 'above'} it, which {100 * (1 - rejects(here)):.6g}% "
+        f"of healthy machines meet; finds with {FOUND:.0%} a machine {size_found(FOUND, here):.1%} worse{each}; {more}"
     )
 
 
