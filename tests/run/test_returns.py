@@ -131,7 +131,7 @@ def test_a_machine_that_is_right_again_is_accepted_for_what_was_required(tmp_pat
     assert "before of 2026-11-21 01:40 UTC (checks that failed there: 1; replaced: gpu3)" in " ".join(rest)
     assert measured_otherwise(record)[0] == []
     shown = page(replace(record, verdict=verdict, reasons=[whole, *rest]))
-    texts = ("What was wrong in before", "node7-S3", "4711", "Which parts are others than before")
+    texts = ("What was wrong in before", "node7-S3", "4711", "Parts that are not the same as before")
     assert all(text in shown for text in texts)
 
 

@@ -282,7 +282,7 @@ def return_tables(record: Record) -> list[Table]:
     said = say("--fleet-replaced names {parts}", parts=replaced or nothing)
     return [
         Table(title, "Check", ("Then", "Now"), tuple(wrong), (say(before.verdict or "died"),)),
-        Table(say("Which parts are others than before"), "Part", ("Was", "Is"), tuple(others), (said,)),
+        Table(say("Parts that are not the same as before"), "Part", ("Was", "Is"), tuple(others), (said,)),
     ]
 
 
