@@ -18,12 +18,6 @@ from pytest_gpufleet.verdict.verdict import settled
 RECORDED = Path(__file__).parent / "recorded"
 NOISE = 0.002  # half of the least tolerance that healthy H200 have among themselves is 0.25 %
 
-# What becomes of the value of a metric at a place.
-
-
-def unchanged(metric, place, value):
-    return value
-
 
 @cache
 def healthy(folder="h200x4-a"):
@@ -42,13 +36,18 @@ KNOWN = {  # of hosts, which the recorded machines did not read
 
 
 def host_run(
-    host, *, folder="h200x4-a", change=unchanged, noise=NOISE, utc="", run=None, machine=None, facts=None, **record
+    host, *, folder="h200x4-a", change=None, noise=NOISE, utc="", run=None, machine=None, facts=None, **record
 ):
-    """The run of a host. `change`: of its figures; `run`, `machine`, `facts` (of the host) and `record`: what else is
-    different."""
-    base = healthy(folder)
-    dice = random.Random(host)
-    gpus = ()
+    """The run of a host. `change`: what becomes of the value of a metric at a place; `run`, `machine`, `facts` (of the
+    host) and `record`: what else is different."""
+    base, dice, gpus = healthy(folder), random.Random(host), ()
+
+    def measured(finding):
+        of, found = finding.measurement, {}
+        for place, value in of.values.items():
+            found[place] = (change(of.metric, place, value) if change else value) * (1 - noise * dice.random())
+        return replace(finding, measurement=replace(of, values=found))
+
     for gpu in base.topology.gpus:
         own = {"uuid": f"GPU-{host}-{gpu.index}", "serial": f"{dice.randrange(10**12):012}"}
         gpus += (Gpu(gpu.index, {"gsp_firmware": "580.159.04", **gpu.facts, **own}),)
@@ -60,7 +59,7 @@ def host_run(
         run=structs.replace(base.run, **header),
         topology=machine(topology) if machine else topology,
         machines={0: structs.replace(base.machine, host={**base.machine.host, **KNOWN, "name": host, **(facts or {})})},
-        findings=[_measured(finding, change, dice, noise) for finding in base.findings],
+        findings=[*map(measured, base.findings)],
         **record,
     )
     return HostRun(f"reports/{host}-20261122T000000Z", f"{dice.randrange(16**64):064x}", kept(made, Common()))
@@ -96,12 +95,3 @@ def slower(fraction, *gpus):
         return value * (1 + fraction if longer else 1 - fraction) if hit else value
 
     return change
-
-
-def _measured(finding, change, dice, noise):
-    measurement = finding.measurement
-    values = {
-        place: change(measurement.metric, place, value) * (1 - noise * dice.random())
-        for place, value in measurement.values.items()
-    }
-    return replace(finding, measurement=replace(measurement, values=values))

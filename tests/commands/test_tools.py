@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.judgement import read
 from tests import runs
-from tests.conftest import EVIDENCE, ROOT
+from tests.conftest import EVIDENCE, ROOT, SECONDS
 
 RECORDED = sorted(path.parent for path in EVIDENCE.glob("*/evidence.jsonl"))
 NEIGHBOUR = EVIDENCE / "h200x4-neighbour"
@@ -306,6 +307,50 @@ def test_a_reader_that_leaves_early_changes_nothing(tmp_path, ends, status):
         assert [line for line in process.stderr.read().splitlines() if "is missing" not in line] == []
         assert process.wait(60) == status
     assert page.exists()
+
+
+# ---------------------------------------------------------------- what they load: they start at once, without torch
+HEAVY = ("pytest", "_pytest", "torch", "cloudpickle", "pytest_gpufleet.world", "pytest_gpufleet.probes")
+RUN = f"""
+import json, sys
+from pytest_gpufleet.cli import main
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+    loaded = [name for name in {HEAVY} if name in sys.modules]
+    assert not loaded, (arguments, loaded)
+"""
+COMMANDS = [
+    ["--version"],
+    ["verify", EVIDENCE / "h200x4-a"],
+    ["report", EVIDENCE / "h200x4-a", "-o", "report.html"],
+    ["judge", EVIDENCE / "h200x4-a"],
+    ["compare", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b"],
+    ["fleet", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "fleet.html"],
+    ["calibrate", EVIDENCE / "h200x4-a", EVIDENCE / "h200x4-b", "-o", "limits.toml"],
+    ["sign", EVIDENCE / "h200x4-a", "--key=missing", "--as=ann"],
+    ["snapshot"],
+    ["monitor", "--once"],
+]  # fmt: skip
+
+
+def test_no_command_loads_anything_heavy(tmp_path):
+    command = [sys.executable, "-c", RUN, json.dumps(COMMANDS, default=str)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("missing", "what"), [("jinja2", "report"), ("msgspec", "report"), ("tomli_w", "order")])
+def test_what_a_command_needs_and_is_not_installed_is_named(tmp_path, missing, what):
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules['{missing}'] = None")
+    command = [sys.executable, "-m", "pytest_gpufleet", what, EVIDENCE / "h200x4-a", "-o", tmp_path / "report.html"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    package = missing.replace("_", "-")
+    how = f"gpufleet: {package} is not installed, which this needs: {sys.executable} -m pip install {package}"
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, how)
 
 
 # ---------------------------------------------------------------- all of them

@@ -3,7 +3,6 @@ tested is what a reader copies."""
 
 import re
 from dataclasses import replace
-from html import unescape
 
 import pytest
 
@@ -11,6 +10,7 @@ from pytest_gpufleet.report import wording
 from pytest_gpufleet.verdict import judgement, profile
 from tests import runs
 from tests.conftest import REPORTS, ROOT
+from tests.report.page import Page
 
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/checks-of-your-own.md"))
 # A block of code and the file that the text before it names.
@@ -111,5 +111,4 @@ def _sorting(run):
 
 def _text_of_report(run):
     (folder,) = run.folders
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    return " ".join(unescape(re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)).split())
+    return Page((folder / "report.html").read_text(encoding="utf-8")).text

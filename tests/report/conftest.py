@@ -21,7 +21,8 @@ from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.profile import for_gpu
 from tests import runs
 from tests.conftest import EVIDENCE
-from tests.fleets import healthy
+from tests.fleets import fleet_of, healthy, rejected
+from tests.node_records import Between, of_nodes
 from tests.report.page import Page
 
 BANDWIDTH, TRAINING = "test_6_collectives.py::test_bus_bandwidth", "test_8_resnet50.py::test_each_gpu_alone"
@@ -161,3 +162,11 @@ def _fixture(name):
 
 
 accepted, bad_gpu, rehearsal, incomplete = map(_fixture, RECORDS)
+
+
+@pytest.fixture(scope="session")
+def faulty():
+    """3 is slow with everybody, rail 1 of 5 is, 4 is rejected by its own run and left out, 7 is lost."""
+    hosts = fleet_of(8, node_004=rejected("node-004"))
+    between = Between(nodes=(2,), rails=((4, 1),), lost={6: "nothing heard"}, left_out={3: "REJECTED"})
+    return of_nodes(hosts, between)[0]

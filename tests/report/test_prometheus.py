@@ -14,9 +14,6 @@ from pytest_gpufleet.run import lifetime
 from pytest_gpufleet.verdict.judgement import read
 from tests import runs
 from tests.conftest import EVIDENCE
-from tests.report.test_terminal import faulty
-
-__all__ = ["faulty"]
 
 
 def exported(record, folder):

@@ -95,14 +95,6 @@ def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_
     assert text.endswith(wording.ascii_signs("".join(f"{line}\n" for line, _ in summary_lines(every_record))))
 
 
-@pytest.fixture(scope="module")
-def faulty():
-    """3 is slow with everybody, rail 1 of 5 is, 4 is rejected by its own run and left out, 7 is lost."""
-    hosts = fleet_of(8, node_004=rejected("node-004"))
-    between = Between(nodes=(2,), rails=((4, 1),), lost={6: "nothing heard"}, left_out={3: "REJECTED"})
-    return of_nodes(hosts, between)[0]
-
-
 def test_the_terminal_names_nodes_by_host_and_serial(faulty):
     text = text_of(faulty)
     assert text.startswith("REJECTED")

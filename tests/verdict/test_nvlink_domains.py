@@ -220,19 +220,6 @@ def searched(slow):
     return [(fault.name, " ".join(map(str, fault.subjects))) for fault in faults]
 
 
-def plane(a, b):
-    """NVLink switches of a rack have lost a quarter of their links."""
-    return 0.75 if rack_of(a) == rack_of(b) == 5 else 1.0
-
-
-def cables(a, b):
-    return 0.7 if NODE in (a, b) and rack_of(a) == rack_of(b) else 1.0
-
-
-def uplink(a, b):
-    return 0.5 if NODE in (a, b) and rack_of(a) != rack_of(b) else 1.0
-
-
 def test_28_healthy_racks_meet_each_other_and_a_dead_adapter_shows_on_its_rail_alone():
     """All inside a domain are four times as fast as across."""
     assert [(each.state, blamed(each)) for each in findings(lambda a, b: 1.0)] == [
@@ -256,13 +243,20 @@ def test_trays_with_fewer_gpus_make_no_domain_slow():
     assert (fault.name, fault.subjects) == ("network_between_nodes_slow", ())
 
 
-@pytest.mark.parametrize(("slow", "where", "fault"), [
-    (plane, (0, {f"node{node}" for node in DOMAINS[5]}), ("nvlink_domain_slow", f"node{DOMAINS[5][0]}/domain0")),
-    (cables, (0, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
-    (uplink, (1, {f"node{NODE}"}), ("node_slow", f"node{NODE}")),
-])  # fmt: skip
-def test_of_28_racks_the_slow_domain_or_node_is_named(slow, where, fault):
-    population, names = where
+OF_NODE, OF_DOMAIN = f"node{NODE}", {f"node{node}" for node in DOMAINS[5]}
+
+
+# What is left of the links in a rack that lost NVLink switches, of the NVLinks of one node, and of its uplink.
+@pytest.mark.parametrize(("left", "of_node", "inside", "population", "names", "fault"), [
+    (0.75, False, True, 0, OF_DOMAIN, ("nvlink_domain_slow", f"node{DOMAINS[5][0]}/domain0")),
+    (0.7, True, True, 0, {OF_NODE}, ("node_slow", OF_NODE)),
+    (0.5, True, False, 1, {OF_NODE}, ("node_slow", OF_NODE)),
+], ids=["rack", "cables", "uplink"])  # fmt: skip
+def test_of_28_racks_the_slow_domain_or_node_is_named(left, of_node, inside, population, names, fault):
+    def slow(a, b):
+        here = NODE in (a, b) if of_node else rack_of(a) == 5
+        return left if here and (rack_of(a) == rack_of(b)) == inside else 1.0
+
     missed = [blamed(each) for each in findings(slow)]
     assert all(names & {*pair.split("-")} for pair in missed[population])
     assert [index for index, pairs in enumerate(missed) if pairs] == [population]

@@ -1,6 +1,7 @@
 """Limits that a machine's own facts make: every healthy machine that was recorded or published meets them, none with a
 fault of 30 % does, and where nothing fair can be said there is none."""
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -16,6 +17,7 @@ from pytest_gpufleet.verdict.physical_limits import COLLECTIVES, NoPeak, physica
 from pytest_gpufleet.verdict.profile import for_gpu, shipped
 from tests.boards import BOARDS, H200
 from tests.conftest import EVIDENCE, ROOT
+from tests.verdict.test_healthy_figures import PUBLISHED
 from tests.without_switch import HEALTHY, MACHINES, NARROW_SLOT, SLOW_HOP, named, standard_run
 
 OF_HARDWARE = {"memory_bandwidth", "host_bandwidth", "gemm", "pair_bandwidth", "busbw"}
@@ -38,20 +40,15 @@ def recorded(name):
     return replace(record, topology=replace(record.topology, gpus=gpus))
 
 
-def limited(record):
-    measured = [finding.measurement for finding in record.findings]
-    for each in (finding.measurement for finding in record.findings if finding.required):
-        try:
-            yield each, physical_limit(each, record.topology, measured)
-        except NoPeak:
-            continue
-
-
 # ---------------- recorded machines
 @pytest.mark.parametrize("name", ["h200x1-e", "h200x2-f", "h200x4-a", "h200x4-b", "h200x4-c"])
 def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30_percent(name):
     """Slow memory shows in the triad: how fast cudaMemcpy is depends on the driver too."""
-    found = list(limited(recorded(name)))
+    record, found = recorded(name), []
+    measured = [finding.measurement for finding in record.findings]
+    for each in (finding.measurement for finding in record.findings if finding.required):
+        with suppress(NoPeak):
+            found.append((each, physical_limit(each, record.topology, measured)))
     assert found
     assert {measurement.metric for measurement, _ in found} == KINDS or "h200x4" not in name
     for measurement, limit in found:
@@ -63,7 +60,7 @@ def test_a_recorded_machine_meets_its_physical_limits_and_not_with_a_fault_of_30
 # ---------------- published figures
 def published():
     """What the sources of the shipped profiles tell of healthy machines, with the figure; gates of operators too."""
-    found = [(name, *each, value) for name, each, value, _ in MORE]
+    found = [(name, metric, under, value) for name, metric, under, value, _ in (*PUBLISHED, *MORE)]
     for profile in shipped():
         own = [limit for limit in profile.limits if limit.grade == "published" and limit.metric in OF_HARDWARE]
         found += [(profile.match[0], each.metric, each.conditions, each.measured or each.value) for each in own]
@@ -87,18 +84,17 @@ def test_no_published_healthy_figure_falls_below_a_physical_limit():
     assert held > 70
 
 
-# Of the same boards, published or measured by others: (board, figure, GB/s or TFLOP/s, where).
+# What else was published of such boards, gates of operators too: model, metric, conditions, figure, source.
 MORE = [
-    ("Tesla T4", ("gemm", {"precision": "fp16"}), 24, "forums.developer.nvidia.com/t/264462"),
-    ("NVIDIA H100 80GB HBM3", ("gemm", {"precision": "bf16"}), 730, "huggingface/gpu-fryer"),
-    ("NVIDIA GB200", ("gemm", {"precision": "bf16"}), 1822, "stas00/ml-engineering"),
-    ("NVIDIA H20", ("gemm", {"precision": "bf16"}), 115, "78 % of its data sheet, as a B200 reaches"),
-    ("NVIDIA A100-SXM4-80GB", ("busbw", {**BANDWIDTH, "bytes": 8 * GiB}), 185, "oracle-quickstart/oci-hpc, a gate"),
-    ("NVIDIA H100 80GB HBM3", ("pair_bandwidth", {"direction": "read", "link": "NVLink"}), 316, "crusoe, a gate"),
-    ("NVIDIA H100 80GB HBM3", ("memory_bandwidth", {"operation": "copy"}), 2570, "NVIDIA/nccl issue 1264, cudaMemcpy"),
-    ("NVIDIA A100-SXM4-40GB", ("memory_bandwidth", {"operation": "copy"}), 1330, "FlagOpen/FlagPerf, cudaMemcpy"),
-    ("NVIDIA H200", ("memory_bandwidth", {"operation": "copy"}), 2232, "H20-3e by this memory, nvbandwidth issue 48"),
-    ("Tesla V100-SXM2-16GB", ("host_bandwidth", {"direction": "host to device"}), 9, "azurehpc-health-checks, a gate"),
+    ("Tesla T4", "gemm", {"precision": "fp16"}, 24, "forums.developer.nvidia.com/t/264462"),
+    ("NVIDIA H100 80GB HBM3", "gemm", {"precision": "bf16"}, 730, "huggingface/gpu-fryer"),
+    ("NVIDIA GB200", "gemm", {"precision": "bf16"}, 1822, "stas00/ml-engineering"),
+    ("NVIDIA H20", "gemm", {"precision": "bf16"}, 115, "78 % of its data sheet, as a B200 reaches"),
+    ("NVIDIA A100-SXM4-80GB", "busbw", {**BANDWIDTH, "bytes": 8 * GiB}, 185, "oracle-quickstart/oci-hpc, a gate"),
+    ("NVIDIA H100 80GB HBM3", "pair_bandwidth", {"direction": "read", "link": "NVLink"}, 316, "crusoe, a gate"),
+    ("NVIDIA A100-SXM4-40GB", "memory_bandwidth", {"operation": "copy"}, 1330, "FlagOpen/FlagPerf, cudaMemcpy"),
+    ("NVIDIA H200", "memory_bandwidth", {"operation": "copy"}, 2232, "H20-3e by this memory, nvbandwidth issue 48"),
+    ("Tesla V100-SXM2-16GB", "host_bandwidth", {"direction": "host to device"}, 9, "azurehpc-health-checks, a gate"),
 ]
 
 

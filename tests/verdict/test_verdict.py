@@ -1,13 +1,14 @@
 """What a figure amounts to, and what all checks of a run amount to together."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from pytest_gpufleet.machine.gpu_facts import TELEMETRY
 from pytest_gpufleet.model import levels
-from pytest_gpufleet.model.events import Check, HostFound, NodeFound, NodeLeftOut, RunHeader
+from pytest_gpufleet.model.events import Check, HostFound, Judged, NodeFound, NodeLeftOut, RunHeader, TopologyFound
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.finding import Finding, Limit, Reference
 from pytest_gpufleet.model.levels import check_name
@@ -15,10 +16,12 @@ from pytest_gpufleet.model.metric import Measurement, Sample
 from pytest_gpufleet.model.place import WORLD, Gpu, GpuTopology, gpu, read as at
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, SuiteCheck, shipped, titled
+from pytest_gpufleet.run.folder import Evidence
 from pytest_gpufleet.verdict.gaps import Gap, newer, reasons, without_figures
-from pytest_gpufleet.verdict.judgement import LimitMissed, judge
+from pytest_gpufleet.verdict.judgement import LimitMissed, comparisons, judge, measured_again, read
 from pytest_gpufleet.verdict.profile import Profile, for_gpu
 from pytest_gpufleet.verdict.verdict import EXIT_STATUS, conclude, remarks
+from tests.runs import topology
 
 CONDITIONS = {"collective": "all_reduce", "ranks": 8}
 SOLO = "solo_train_throughput"
@@ -120,6 +123,72 @@ def test_limit_missed_names_identity_value_limit_and_source():
     ):
         assert words in text
     assert CARDS.gpus[1].identity not in text
+
+
+# ---------------------------------------------------------------- findings follow from what is recorded
+H200 = "NVIDIA H200"
+H200X4 = topology("node7", H200)
+
+
+def copied(*values, metric="memory_bandwidth", **how):
+    measurement = Measurement(metric, each(*values), {"operation": "copy", "at_once": "all"})
+    return judge(measurement, for_gpu(H200), H200X4, "a.py::b", **{"rehearsal": False, **how})
+
+
+FINDINGS = {
+    "met": copied(4300.0, 4300.0, 4300.0, 4300.0),
+    "missed": copied(4300.0, 4300.0, 4300.0, 3000.0),
+    "not judged, and why": copied(1.0, metric="loader_throughput"),
+    "for information": copied(1.0, metric="loader_throughput", required=False),
+    "no number": copied(4300.0, float("nan"), float("inf"), 4300.0),
+    "nothing": copied(),
+    "measured again": measured_again(copied(4300.0, 4300.0, 4300.0, 3000.0), "it missed"),
+    "measured again without a limit": measured_again(copied(1.0, metric="loader_throughput"), "along"),
+    "rehearsal": copied(4300.0, 10.0, rehearsal=True),
+}
+
+
+def written_down(folder, finding, rehearsal=False):
+    evidence = Evidence(folder / "evidence.jsonl")
+    for event in (RunHeader(rehearsal=rehearsal), TopologyFound(nodes=[H200X4]), Judged(finding=finding)):
+        evidence.add(event)
+    evidence.close()
+    return evidence
+
+
+@pytest.mark.parametrize("what", FINDINGS)
+def test_what_is_read_is_what_was_found_and_none_of_it_was_written(what, tmp_path):
+    evidence = written_down(tmp_path, FINDINGS[what], rehearsal=what == "rehearsal")
+    written = json.loads(evidence.path.read_text().splitlines()[-1])["finding"]
+    assert written.keys().isdisjoint({"state", "missed", "slower_than_peers"})
+    (found,) = read(evidence.path).findings
+    now, then = ({**asdict(each), "measurement": each.measurement.conditions} for each in (found, FINDINGS[what]))
+    assert now == then  # but for the values, of which NaN is like no other
+    assert evidence.record.findings == [FINDINGS[what]]
+
+
+def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path):
+    evidence = written_down(tmp_path, FINDINGS["missed"])
+    *before, last = evidence.path.read_text().splitlines()
+    event = json.loads(last)
+    event["finding"] |= {"state": "met", "missed": [], "slower_than_peers": {}}
+    evidence.path.write_text("\n".join([*before, json.dumps(event), ""]))
+    assert read(evidence.path).findings == [FINDINGS["missed"]]
+
+
+@pytest.mark.parametrize(("figures", "gpus", "count"), [
+    (("memory_bandwidth",), 1, 1),  # with its limit
+    (("memory_bandwidth",), 8, 9),  # and each with the others
+    (("pair_bandwidth",), 4, 13),  # each way
+    (("busbw",), 8, 1),  # of all together
+    ((), 8, 0),
+])  # fmt: skip
+def test_how_many_comparisons_a_level_counts_with(figures, gpus, count):
+    once = SuiteCheck("quick", "Of this", figures=figures)
+    twice, later = SuiteCheck("quick", "Of that", ("x", "y"), figures), SuiteCheck("burnin", "Later", (), figures)
+    suite = Suite("1", {"a.py::a": once, "a.py::b": twice, "a.py::c": later})
+    assert comparisons(suite, "standard", gpus, 1) == 3 * count
+    assert comparisons(shipped(), "quick", gpus, 1) < comparisons(shipped(), "standard", gpus, 1)
 
 
 # ---------------------------------------------------------------- the verdict of a run
