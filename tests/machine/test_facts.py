@@ -238,6 +238,8 @@ LINKS = [1] * 18
 # Name, what can be read, and the facts that it must have besides.
 MODELS = {
     "an H200 of which only the name can be read": ("NVIDIA H200", {}, SERVER),
+    "a GH200, the same": ("NVIDIA GH200 480GB", {}, SERVER),
+    "an L40, the same": ("NVIDIA L40", {}, SERVER),
     "an H200 with links": ("NVIDIA H200", {"nvlink_states": LINKS, "compute_capability": [9, 0]}, LINKED),
     "an unknown model of a data centre": ("NVIDIA H200 NVL", {"compute_capability": [9, 0]}, SERVER),
     "a B300": ("NVIDIA B300 SXM6 AC", {"nvlink_states": LINKS, "compute_capability": [10, 3]}, LINKED),

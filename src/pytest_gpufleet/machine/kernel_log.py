@@ -204,14 +204,11 @@ _EDAC = r"EDAC MC\d+: (?P<times>\d+) {kind} (?=\w).*?\bon (?P<device>.+?) \("
 
 # The group `device` of a pattern is what the line is about, `times` how many errors it is about.
 TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pattern in (
-    # mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408
-    # [Hardware Error]: CPU:2 (19:21:0) MC5_STATUS[-|UE|MiscV|AddrV|PCC|TCC|SyndV|-|-|-]: 0xbea0000001000108
     # arch/x86/kernel/cpu/mce/core.c, print_mce; github.com/andikleen/mcelog issue 70. Bit 61 of the status says that it
     # was not corrected: MCI_STATUS_UC of arch/x86/include/asm/mce.h. What an AMD processor deferred is not used yet.
     ("machine_check", ALWAYS, _MCE + r"[abefABEF]\w{15}"),
     ("machine_check_corrected", NEVER, _MCE + r"\w{16}"),
-    # {1}[Hardware Error]: event severity: recoverable; Error 0, type: recoverable; section_type: PCIe error; ...
-    # joined(); of the firmware, also of the boot before. Probing and switching off give PCIe errors too.
+    # drivers/firmware/efi/cper.c, joined(); also of the boot before. Probing and switching off give PCIe errors too.
     ("pcie_error_logged", ALWAYS, _CPER + "fatal" + _PCIE_SECTION),
     ("pcie_error_logged", DURING, _CPER + "recoverable" + _PCIE_SECTION),
     ("pcie_corrected_logged", NEVER, _CPER + "corrected" + _PCIE_SECTION),
@@ -219,20 +216,16 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     ("dimm_corrected", NEVER, _CPER + "corrected" + _MEMORY_SECTION),
     ("machine_check", ALWAYS, _CPER + "(?:fatal|recoverable)"),
     ("machine_check_corrected", NEVER, _CPER + "corrected"),
-    # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 ...
     # drivers/edac/edac_mc.c; github.com/andikleen/mcelog issue 74
     ("dimm_uncorrected", ALWAYS, _EDAC.replace("{kind}", "UE")),
     # github.com/illinois-scicomp/machine-shop-maintenance issue 66
     ("dimm_corrected", NEVER, _EDAC.replace("{kind}", "CE")),
     # mm/memory-failure.c: a page that the processor found poisoned
     ("dimm_uncorrected", ALWAYS, r"Memory failure: 0x[0-9a-f]+: recovery action for"),
-    # pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)
     # drivers/pci/pcie/aer.c, aer_print_error; github.com/rwth-i6/returnn issue 1500, above a GPU that was lost
     ("pcie_error_logged", ALWAYS, _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
-    # pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer, (Receiver ID)
     # github.com/minisforum-docs/MS-02-Ultra issue 10. Probing for devices at boot gives such errors too.
     ("pcie_error_logged", DURING, _OF_PCI + r"PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
-    # nvidia 0000:07:00.0: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)
     # github.com/pop-os/pop issue 3363; older kernels say "Corrected"
     ("pcie_corrected_logged", NEVER, _OF_PCI + r"PCIe Bus Error: severity=Correct(?:ed|able)"),
     # drivers/pci/pcie/dpc.c: a port has cut off all that is below it
@@ -249,7 +242,6 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # kernel/rcu/tree_stall.h; github.com/oxidecomputer/propolis issue 1153. "expedited" ones come after milliseconds
     # on some kernels (github.com/lkrg-org/lkrg issue 189), and are none.
     ("hung_task", DURING, r"(?:rcu: )?INFO: rcu_\w+ (?:self-)?detected stalls? on CPU"),
-    # INFO: task jfsmount:136986 blocked for more than 120 seconds.
     # kernel/hung_task.c; github.com/leptonai/gpud components/cpu/kmsg_matcher.go; newer kernels: "blocked in I/O wait".
     # The name of a task has 15 letters, and one that cannot be printed is "\x0a" in /dev/kmsg.
     ("hung_task", DURING, r"INFO: task (?:\\x\w\w|[^\\]){1,15}:\d+ blocked (?:in I/O wait )?for more than \d+ seconds"),
@@ -282,7 +274,6 @@ TABLE = tuple((re.compile(pattern), HostMessage(code, *when)) for code, when, pa
     # mm/oom_kill.c, dump_oom_summary (since Linux 5.0); github.com/0jc1/py-autovod issue 7. What follows the constraint
     # has names in it that users choose (of groups, of the task), so that only the constraint says whose memory it was.
     ("host_out_of_memory", DURING, r"oom-kill:constraint=CONSTRAINT_(?!MEMCG,)\w+,"),
-    # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=...,oom_memcg=/kubepods.slice/...,task_memcg=...
     # github.com/leptonai/gpud pull request 70. Of which control group: see of_the_host; none if it seems named twice
     ("host_out_of_memory", DURING,
          r"oom-kill:constraint=CONSTRAINT_MEMCG,(?!.*oom_memcg=.*oom_memcg=).*,oom_memcg=(?P<device>.+),task_memcg="),
