@@ -165,26 +165,21 @@ def test_a_planted_fault_is_found_and_the_rank_named(planted, fault, ranks, chec
     assert f"rank 0 of {ranks}, CPU: raised" not in message
 
 
-@pytest.fixture
-def described(run_pytest):
-
-    def run(machine, *arguments):
-        plugin = (
-            f"import sys\nfrom tests.machine.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
-            "from pathlib import Path\nfrom pytest_gpufleet.machine import local_node\nlocal_node.DEVICES = Path()\n"
-        )
-        options, files = (INVENTORY, FOLDER, "-p", "described"), {"described.py": plugin}
-        return run_pytest(*options, *arguments, files=files, PYTHONPATH=f".:{ROOT}")
-
-    return run
+def described(run_pytest, machine, *arguments):
+    plugin = (
+        f"import sys\nfrom tests.machine.fake_nvml import *\nsys.modules['pynvml'] = {machine}\n"
+        "from pathlib import Path\nfrom pytest_gpufleet.machine import local_node\nlocal_node.DEVICES = Path()\n"
+    )
+    options, files = (INVENTORY, FOLDER, "-p", "described"), {"described.py": plugin}
+    return run_pytest(*options, *arguments, files=files, PYTHONPATH=f".:{ROOT}")
 
 
 # Whoever opened a file by itself is somebody else for its lock, in the same process too.
 HELD = "switched(8); import fcntl; held = open('nvidia5', 'w'); fcntl.flock(held, fcntl.LOCK_EX)"
 
 
-def test_a_run_is_refused_in_one_sentence_while_another_has_a_gpu(described):
-    run = described(HELD, "--gpus=8")
+def test_a_run_is_refused_in_one_sentence_while_another_has_a_gpu(run_pytest):
+    run = described(run_pytest, HELD, "--gpus=8")
     assert (run.status, run.folders) == (pytest.ExitCode.USAGE_ERROR, [])
     (line,) = filter(None, run.text.splitlines())
     assert re.match(r"ERROR: GPU 2 .* is in use by another run: process \d+ of ", line)
@@ -200,12 +195,13 @@ def test_a_suite_that_pytest_finds_by_itself_wants_to_know_what_to_run_on(run_py
 
 @pytest.mark.parametrize(("options", "verdict", "status"), [
     (["--gpus=8"], "REJECTED", 1),
-    (["--gpus=auto", "-q"], "REJECTED", 1),
     (["--rehearse", "-q"], "REHEARSAL", 0),
     (["--gpus=all"], None, 4),
 ], ids=lambda value: str(value))  # fmt: skip
-def test_a_machine_whose_driver_is_not_loaded(described, options, verdict, status):
-    run = described(f"FakeNvml(broken={pynvml.NVML_ERROR_DRIVER_NOT_LOADED})", *options, "-k", "gpu_count")
+def test_a_machine_whose_driver_is_not_loaded(run_pytest, options, verdict, status):
+    """--gpus=auto does the same: tests/machine/test_nvml.py."""
+    machine = f"FakeNvml(broken={pynvml.NVML_ERROR_DRIVER_NOT_LOADED})"
+    run = described(run_pytest, machine, *options, "-k", "gpu_count")
     assert run.status == status
     reason = "--rehearse was given" if verdict == "REHEARSAL" else "the NVIDIA driver is installed but not loaded"
     assert reason in run.text

@@ -129,27 +129,22 @@ def lay_out_clone(folder):
     return folder
 
 
-@pytest.fixture
-def run_without_installation(tmp_path):
+def run_without_installation(packages, folder, *arguments, without=(), status=0):
     """pytest with all packages of this Python but this one, and those of `without`."""
-
-    def run(folder, *arguments, without=(), status=0):
-        packages = tmp_path / "packages"
-        packages.mkdir()
-        for path in INSTALLED.iterdir():
-            if "gpufleet" not in path.name and not path.name.startswith(without) and path.suffix != ".pth":
-                (packages / path.name).symlink_to(path)
-        command = [sys.executable, "-S", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        return ended(command, folder, {**KEPT, "PYTHONPATH": str(packages)}, status)
-
-    return run
+    packages.mkdir()
+    for path in INSTALLED.iterdir():
+        if "gpufleet" not in path.name and not path.name.startswith(without) and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    command = [sys.executable, "-S", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return ended(command, folder, {**KEPT, "PYTHONPATH": str(packages)}, status)
 
 
-def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(tmp_path, run_without_installation):
-    clone = lay_out_clone(tmp_path / "clone")
+def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(tmp_path):
+    packages, clone = tmp_path / "packages", lay_out_clone(tmp_path / "clone")
     with (clone / "conftest.py").open("a") as file:
         file.write("\n# changed\n")
-    printed = run_without_installation(clone, "acceptance/test_3_exactness.py", "--rehearse=3", "-k", "all_reduce")
+    options = ("acceptance/test_3_exactness.py", "--rehearse=3", "-k", "all_reduce")
+    printed = run_without_installation(packages, clone, *options)
     assert "REHEARSAL on 3 CPU ranks" in printed
     (folder,) = (clone / "reports").iterdir()
     record = read(folder / "evidence.jsonl")
@@ -161,9 +156,10 @@ def test_it_runs_from_its_root_and_a_changed_conftest_is_reported(tmp_path, run_
     (("cloudpickle", "msgspec"), "cloudpickle, msgspec"),
     (("jinja2", "pytest_html"), "jinja2"),  # pytest-html, where it is installed, needs it too
 ], ids=["messages", "report"])  # fmt: skip
-def test_what_is_missing_is_named_in_one_sentence(tmp_path, run_without_installation, without, named):
+def test_what_is_missing_is_named_in_one_sentence(tmp_path, without, named):
+    packages, clone = tmp_path / "packages", lay_out_clone(tmp_path / "clone")
     how = {"without": without, "status": pytest.ExitCode.USAGE_ERROR}
-    printed = run_without_installation(lay_out_clone(tmp_path / "clone"), "acceptance", "--gpus=8", **how)
+    printed = run_without_installation(packages, clone, "acceptance", "--gpus=8", **how)
     (error,) = printed.strip().splitlines()
     how = f"{sys.executable} -m pip install {named.replace(',', '')}"
     assert error.endswith(f"pytest-gpufleet needs {named}: {how}")

@@ -138,56 +138,50 @@ def test_clock_event_reasons_in_words():
 
 
 # A GPU that is watched while something works on it. NVML is made up, the thread is real.
+def watched(monkeypatch, *power, unsupported=(), lost=()):
+    """What was seen of GPU 1 of two, of which each of its powers in W was read once; above 500 W the driver's power cap
+    holds it."""
+    watts, reasons, all_read = iter(power), iter(power), threading.Event()
+
+    def next_power(nvml, card):
+        assert card.index == 1
+        if (read := next(watts, None)) is None:
+            all_read.set()
+            fake_nvml.failed(pynvml.NVML_ERROR_UNKNOWN)
+        return 1000 * read
+
+    millijoules = itertools.count(7_000_000, 1000)
+    answers = {
+        "nvmlDeviceGetTotalEnergyConsumption": lambda nvml, card: next(millijoules),
+        "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
+        "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
+        "nvmlDeviceGetPowerUsage": next_power,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda nvml, card: POWER_CAP if next(reasons, 0) > 500 else 1,
+    }
+    monkeypatch.setattr(nvml, "INTERVAL_SECONDS", 0.001)
+    for name, answer in answers.items():
+        monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))
+    with Watch(Gpu(1)) as watching:
+        if not (lost or "nvmlDeviceGetPowerUsage" in unsupported):
+            assert all_read.wait(30)
+    return watching
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """watched(power=...): what was seen of GPU 1 of two, of which each of its powers in W was read once; above 500 W
-    the driver's power cap holds it."""
-
-    def run(*power, unsupported=(), lost=()):
-        watts, reasons, all_read = iter(power), iter(power), threading.Event()
-
-        def next_power(nvml, card):
-            assert card.index == 1
-            if (read := next(watts, None)) is None:
-                all_read.set()
-                fake_nvml.failed(pynvml.NVML_ERROR_UNKNOWN)
-            return 1000 * read
-
-        millijoules = itertools.count(7_000_000, 1000)
-        answers = {
-            "nvmlDeviceGetTotalEnergyConsumption": lambda nvml, card: next(millijoules),
-            "nvmlDeviceGetTemperature": lambda nvml, card, sensor: 61,
-            "nvmlDeviceGetClockInfo": lambda nvml, card, clock: 1410,
-            "nvmlDeviceGetPowerUsage": next_power,
-            "nvmlDeviceGetCurrentClocksEventReasons": lambda nvml, card: POWER_CAP if next(reasons, 0) > 500 else 1,
-        }
-        monkeypatch.setattr(nvml, "INTERVAL_SECONDS", 0.001)
-        for name, answer in answers.items():
-            monkeypatch.setitem(fake_nvml.ANSWERS, name, answer)
-        monkeypatch.setitem(sys.modules, "pynvml", fake_nvml.plain(2, unsupported=unsupported, lost=lost))
-        with Watch(Gpu(1)) as watching:
-            if not (lost or "nvmlDeviceGetPowerUsage" in unsupported):
-                assert all_read.wait(30)
-        return watching
-
-    return run
-
-
-def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(watched):
+def test_its_state_is_the_mean_of_what_can_be_read_and_the_energy_of_the_block(monkeypatch):
     """In the medians no spike counts. A lost GPU has none, and ends nothing."""
-    watch = watched(300, 301, 525, 299, 300)
+    watch = watched(monkeypatch, 300, 301, 525, 299, 300)
     assert (watch.state().power_watts, watch.medians.power_watts) == (345, 300)
     assert 5 <= (watch.state().energy_joules or 0) < 7000  # six readings and what follows, one joule apart
-    alone = watched(unsupported=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")).state()
+    neither = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption")
+    alone = watched(monkeypatch, unsupported=neither).state()
     assert alone == GpuState(temperature_c=61, sm_clock_mhz=1410)
-    assert watched(lost=(1,)).state() is None
+    assert watched(monkeypatch, lost=(1,)).state() is None
 
 
 @pytest.mark.parametrize(("watts", "held"), [((700, 700, 300), True), ((700, 300, 300), False)])
-def test_the_power_cap_holds_it_that_is_there_half_of_the_time(watched, watts, held):
-    assert watched(*watts).held_by(POWER_CAP) == held
+def test_the_power_cap_holds_it_that_is_there_half_of_the_time(monkeypatch, watts, held):
+    assert watched(monkeypatch, *watts).held_by(POWER_CAP) == held
 
 
 def test_neither_has_a_cpu_rank_nor_a_gpu_without_nvml(monkeypatch):

@@ -183,24 +183,19 @@ def test_what_a_site_leaves_out_is_not_read_and_does_not_apply(monkeypatch):
 
 
 # ---------------- facts that take more than one call, and programs that are asked
-@pytest.fixture
-def libraries(tmp_path, monkeypatch):
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
-    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
-    monkeypatch.setattr(host, "output", lambda *command: "")
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("asked", "file", "found"),
     [(None, "libnccl-net.so", True), (None, "libnccl-net-ofi.so", False), ("ofi", "libnccl-net-ofi.so", True),
      ("ofi", "libnccl-net.so", False), ("libmine.so", "libmine.so", True), ("none", "libnccl-net.so", False)],
 )  # fmt: skip
-def test_the_plugin_of_nccl_is_the_file_that_it_would_load(libraries, monkeypatch, asked, file, found):
-    (libraries / file).touch()
+def test_the_plugin_of_nccl_is_the_file_that_it_would_load(tmp_path, monkeypatch, asked, file, found):
+    (tmp_path / file).touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
+    monkeypatch.setattr(host, "output", lambda *command: "")
     if asked is not None:
         monkeypatch.setenv("NCCL_NET_PLUGIN", asked)
-    assert host.read()["nccl_net_plugin"] == (str(libraries / file) if found else "none")
+    assert host.read()["nccl_net_plugin"] == (str(tmp_path / file) if found else "none")
 
 
 def test_a_library_in_the_loaders_cache_is_found_and_unknown_where_the_loader_does_not_answer(monkeypatch):

@@ -19,30 +19,25 @@ from tests.acceptance.checks import ranks  # of the folder that it found
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def planting(monkeypatch):
-    """planting(spoil): spoil(bits) has those of each result of a matmul."""
+def plant(monkeypatch, spoil):
+    """`spoil` has the bits of each result of a matmul."""
+    genuine = rate.multiplication
 
-    def plant(spoil):
-        genuine = rate.multiplication
+    def multiplication(precision, a, b):
+        multiply = genuine(precision, a, b)
 
-        def multiplication(precision, a, b):
-            multiply = genuine(precision, a, b)
+        def spoiled():
+            result = multiply()
+            spoil(comparison.bits(result))
+            return result
 
-            def spoiled():
-                result = multiply()
-                spoil(comparison.bits(result))
-                return result
+        return spoiled
 
-            return spoiled
-
-        monkeypatch.setattr(rate, "multiplication", multiplication)
-
-    return plant
+    monkeypatch.setattr(rate, "multiplication", multiplication)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp64"])
-def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(planting, precision):
+def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(monkeypatch, precision):
     """Of the lowest bit of one element of one matmul."""
     work, rounds, chance = Matmuls(CPU, precision), 6, random.Random(0)
     rarely = NO_EVENT / (rounds * ROUND)
@@ -51,7 +46,7 @@ def test_events_at_the_rate_that_is_excluded_are_found_in_95_of_100_runs(plantin
         if chance.random() < rarely:
             bits[chance.randrange(len(bits)), chance.randrange(bits.shape[1])] ^= 1
 
-    planting(spoil)
+    plant(monkeypatch, spoil)
     found = sum(any(work.run(0.0, rounds * run + number).trouble for number in range(rounds)) for run in range(100))
     assert 90 <= found < 100
 
@@ -65,9 +60,9 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
-def test_what_is_always_wrong_is_found_beside_other_gpus(planting, spoil):
+def test_what_is_always_wrong_is_found_beside_other_gpus(monkeypatch, spoil):
     healthy = [Matmuls(CPU, "bf16").run(0.0) for _ in range(2)]
-    planting(spoil)
+    plant(monkeypatch, spoil)
     wrong = Matmuls(CPU, "bf16").run(0.0)
     assert (wrong.trouble, dissents(healthy)) == ("", {})
     found = dissents([healthy[0], wrong, healthy[1]])
