@@ -18,9 +18,8 @@ from typing import Any
 
 # Colour codes first, as whole sequences; then every control character that is no white space, those that turn the
 # direction of writing, by which a line reads otherwise than it is, and halves of surrogate pairs, which are no UTF-8.
-_COLOUR = r"\x1b\[[0-9;?]*[A-Za-z]"
 _UNPRINTABLE = re.compile(
-    rf"{_COLOUR}|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]"
 )
 # What pytest itself writes beside text: colours (its own, and never what hides), and how far it is (pytest 9).
 _PYTESTS_OWN = re.compile(r"((?:\x1b\[(?!(?:[\d;]*;)?0*8[;m])[\d;]*m|\x1b\]9;4;[\d;]*\x1b\\|\r)+)")

@@ -463,7 +463,7 @@ def test_xid_of_a_gpu_that_is_only_hidden_is_nothing_against_this_run():
 REASONS = "Not Supported", "Insufficient Permissions", "GPU is lost", "Unknown Error"
 # Facts that the report shows and no check of inventory and health judges; those of the last line, telemetry does.
 SHOWN = {
-    "board_part_number", "pci_device_id", "compute_capability", "pcie_generation", "temperature_limits_c",
+    "board_part_number", "compute_capability", "pcie_generation", "temperature_limits_c",
     "numa_node", "pcie_width_able", "nvlink_versions", "nvlink_remote_types",  # the last two of snapshots alone
     "sm_clock_max_mhz", "memory_clock_max_mhz",
     "processes", "clock_event_reasons", "power_watts",

@@ -145,7 +145,8 @@ def plot(made: Sequence[Comparison], title: str) -> str:
         figure, axes = plots.panels(2, 2, 3.0, legend=False)
         for panel, held in zip(axes, power.HELD, strict=True):
             plots.title(panel, f"held against {held}")
-            for number, (fault, some) in enumerate(each for each in shown if each[1][0].held == held):
+            of_panel = ((fault, some) for fault, some in shown if some[0].held == held)
+            for number, (fault, some) in enumerate(of_panel):
                 found = [100 * max(power.found(size, each.line) for each in some) for size in sizes]
                 panel.plot([100 * size for size in sizes], found, label=fault, **plots.look(number, 0))
             panel.set_xlabel("slow by, per cent")

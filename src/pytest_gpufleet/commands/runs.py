@@ -29,8 +29,7 @@ from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, kept
 @command.subcommand(
     "re-evaluate a recorded run against other limits, without the machine",
     command.folders(help="the folders of runs"),
-    command.file("--fleet-profile", metavar="PATH",
-                 help="limits from this TOML file (default: the shipped ones for this GPU model)"),
+    command.file("--fleet-profile", metavar="PATH", help="limits from a TOML file (default: the shipped ones)"),
     command.argument("--fleet-basis", choices=GRADES, metavar="GRADE", help="lowest accepted grade of limits: "
                      f"{', '.join(GRADES)} (default: what the run asked for)"),
     command.as_json(help="no summary, but one JSON object"),
@@ -220,9 +219,8 @@ def order(given: argparse.Namespace) -> int:
             raise Refused(f"{given.folder} has no GPUs: an order comes from a run on a whole machine")
         command.write(given.output, orders.order_text(record, given.folder.name))
     orders.load(given.output)  # what it refuses is a defect of ours
-    command.print_line(
-        f"{given.output}: what {record.run.host} has; compare it with what was bought, and use it with --fleet-order"
-    )
+    what = f"what {record.run.host} has; compare it with what was bought"
+    command.print_line(f"{given.output}: {what}, and use it with --fleet-order")
     if record.verdict != "ACCEPTED":
         came_to = record.verdict or "did not come to its end"
         command.print_line(f"that run: {came_to}; what is wrong with the machine may stand in its order")

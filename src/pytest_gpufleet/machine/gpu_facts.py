@@ -263,7 +263,6 @@ CONSTANTS: dict[str, Read] = {
     **{fact: _plain(name) for fact, name in PLAIN.items()},
     "inforom_valid": _inforom,
     "pci_bus_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).busId,
-    "pci_device_id": lambda n, h: n.nvmlDeviceGetPciInfo(h).pciDeviceId,
     "memory_bytes": lambda n, h: n.nvmlDeviceGetMemoryInfo(h).total,
     "bar1_bytes": lambda n, h: n.nvmlDeviceGetBAR1MemoryInfo(h).bar1Total,
     "compute_capability": lambda n, h: list(n.nvmlDeviceGetCudaComputeCapability(h)),

@@ -268,5 +268,4 @@ class LiveMachine(Machine):
         left_out = {fact: dict.fromkeys(numbers, why) for fact, why in self._left_out.items()}
         ask = cache(lambda fact: left_out.get(fact) or run.hosts_now(fact))
         names = {found.index: found.host for found, _, _ in run.target.node_facts}
-        about = ((each, machines.get(each), runs.get(each), clocks.get(each)) for each in numbers)
-        return tuple(Node(*each, ask, names.get(each[0], "")) for each in about)
+        return tuple(Node(at, machines.get(at), runs.get(at), clocks.get(at), ask, names.get(at, "")) for at in numbers)

@@ -84,7 +84,8 @@ def _registered(manager: pytest.PytestPluginManager) -> Session:
     Python imports by itself when it starts, which may have taken itself out of sys.modules since."""
     versions = {plugin: dist.version for plugin, dist in manager.list_plugin_distinfo()}
     named = [(name, plugin) for name, plugin in manager.list_name_plugin() if isinstance(plugin, ModuleType)]
-    others = [each for each in named if not each[1].__name__.startswith(("_pytest.", "pytest_gpufleet."))]
+    ours = ("_pytest.", "pytest_gpufleet.")
+    others = [(name, plugin) for name, plugin in named if not plugin.__name__.startswith(ours)]
     files = {name: Path(str(plugin.__file__)) for name, plugin in others}
     conftests = [name for name, file in files.items() if file.name == suite.CONFTEST]
     specs = map(PathFinder.find_spec, ("sitecustomize", "usercustomize"))

@@ -79,10 +79,8 @@ def reasons(
             ids = [check.id for check in record.checks.values() if check.outcome == "failed" and not with_checks]
             failed, others = [], [each for each in record.reasons if not any(name in each for name in ids)]
     cases = Counter([*(failure(check, record, with_case=False) for check in failed if with_checks), *others])
-    found = [
-        say("{reason}, {count} cases", reason=reason, count=count) if count > 1 else say(reason)
-        for reason, count in cases.items()
-    ]
+    several = "{reason}, {count} cases"
+    found = [say(several, reason=each, count=count) if count > 1 else say(each) for each, count in cases.items()]
     more = len(found) - MOST_REASONS
     left = [say("... and {count} more, {where}", count=more, where=say(where_more))] if more > 0 else []
     return found[:MOST_REASONS] + left
@@ -177,10 +175,8 @@ def _rejected(record: Record, said: Mapping[str, Accused], no_gpu: bool) -> str:
         cause = text if fault.subjects else wording.capitalised(text)  # a host is called as it is called
     if not (times := times_named(unexplained.values()).most_common()):
         return wording.sentences(failed, first, say(NO_SINGLE_GPU), cause)
-    serials = {
-        gpu.place: say("serial {serial}", serial=gpu.serial) if gpu.serial else gpu.pci_bus_id
-        for gpu in record.topology.gpus
-    }
+    gpus = record.topology.gpus
+    serials = {of.place: say("serial {serial}", serial=of.serial) if of.serial else of.pci_bus_id for of in gpus}
     texts = []
     for where, count in times[:MOST_GPUS]:
         gpu, checks = wording.place(where, record.hosts), wording.count(count, "check")

@@ -215,9 +215,8 @@ def _failure(name: str, ids: list[str], record: Record, accused: Mapping[str, Ac
     gpus = tuple(gpu for gpu in record.topology.gpus if gpu.place in named)
     codes = tuple(dict.fromkeys(fault.kind for fault in record.faults if fault.check in ids))
     said = heads.pop() if len(heads) == 1 and not more else ""
-    return Failure(
-        name, say(checks[0].title) or name, cases, (*causes,), gpus, (*missed,), (*messages,), (*advice,), codes, said
-    )
+    title = say(checks[0].title) or name
+    return Failure(name, title, cases, (*causes,), gpus, (*missed,), (*messages,), (*advice,), codes, said)
 
 
 def _as_failed(check_id: str, record: Record) -> Check:

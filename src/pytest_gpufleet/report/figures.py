@@ -270,10 +270,8 @@ def _matrices(
     foot = say("{lowest} to {highest}; the fuller the colour, the larger the value.", lowest=lowest, highest=highest)
     notes = (say(", ").join(wording.conditions(finding)),)
     heads = tuple(columns.values())
-    return [
-        Table(title, corner, heads, tuple(made[first : first + MOST_ROWS]), notes, foot)
-        for first in range(0, len(made), MOST_ROWS)
-    ]
+    parts = (tuple(made[first : first + MOST_ROWS]) for first in range(0, len(made), MOST_ROWS))
+    return [Table(title, corner, heads, part, notes, foot) for part in parts]
 
 
 # Images of ImageNet's training set (ILSVRC 2012): https://image-net.org/download.php

@@ -128,6 +128,7 @@ def svg(figure: Figure, description: str, said: Mapping[str, str]) -> str:
     return f'{tag}role="img" aria-label="{escape(wording.clean(description))}" {body}'
 
 
+MOST_PANELS = 24  # of one metric
 MOST_METRICS = 12  # far more than any group has: evidence may come from anybody
 COLUMNS = 3
 
@@ -158,7 +159,7 @@ def curves(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             lines = by_size(some, zip(at, names, strict=True), key)
             by_panel = grouped((panel, (name, line)) for (panel, name), line in lines.items() if len(line) >= fewest)
             if by_panel:
-                metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:24])
+                metric, shown = some[0].measurement.definition, dict([*by_panel.items()][:MOST_PANELS])
                 caption = say("{metric} against {what}", metric=wording.capitalised(say(metric.title)), what=say(label))
                 said = {text: say(text) for text in (label, MEASURED, HEALTHY)}
                 said |= dict(zip(names, _line_names(some, at, key), strict=True))

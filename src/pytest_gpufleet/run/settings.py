@@ -194,8 +194,7 @@ class Options:
         "the number of this node, 0 at the head, if neither launcher nor address says it")
     secret_file: Path | None = _option(None, "--fleet-secret-file", path, "FILE",
         "the secret of the run, at least 32 bytes, the same on every node (or in GPUFLEET_SECRET)", site=True)
-    join: float = _option(120.0, "--fleet-join", duration, "DURATION",
-        "how long to wait for late nodes (default: 2m)", site=True)
+    join: float = _option(120.0, "--fleet-join", duration, "DURATION", "wait for late nodes (default: 2m)", site=True)
     hung: float = _option(600.0, "--fleet-hung", duration, "DURATION",
         "how far a node's own run may fall behind most others before the run goes on without it (default: 10m); five "
         "times their time, if that is more", site=True)
@@ -265,8 +264,7 @@ class Options:
         "any was updated")
     interval: float = _option(1.0, "--fleet-interval", interval, "SECONDS",
         f"time between two samples of telemetry, {LONGEST_INTERVAL_SECONDS:g} at most (default: 1)", site=True)
-    monitor: bool = _option(False, "--fleet-monitor", bool, None,
-        "show the state of the GPUs, or nodes, below pytest's own output")
+    monitor: bool = _option(False, "--fleet-monitor", bool, None, "show GPUs, or nodes, below pytest's own output")
     prometheus: Path | None = _option(None, "--fleet-prometheus", path, "FILE",
         "write verdict and measurements to FILE for the textfile collector of node_exporter, which reads *.prom",
         site=True)

@@ -183,7 +183,7 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         tuple(record.reasons),
         cast(int, record.exit_status),
         sha256,
-        _part(OfRun, record.run, ended=record.ended, seconds=record.lasted),
+        _part(OfRun, record.run, ended=str(record.ended), seconds=record.lasted),
         tuple(_node(node, record) for node in record.run.nodes),
         _part(Software, record.topology),
         tuple(_part(OfGpu, gpu) for gpu in record.topology.gpus),

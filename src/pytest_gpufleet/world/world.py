@@ -38,6 +38,7 @@ MIN_START_SECONDS = 60.0
 SECONDS_A_RANK = 0.1  # for all to meet at one store
 # After the first failure the other ranks get this long to tell their own story before they are killed.
 GRACE_SECONDS = 0.4
+WONDER_SECONDS = 30.0  # until it is said who has not answered; then whenever the time has doubled
 TURN_SECONDS = 0.5  # between two looks at whether another thread stops the world, and how long a call has taken
 
 
@@ -173,10 +174,9 @@ class Pool:
             return self._collect(numbered, timeout)
 
     def _collect(self, call: Call, timeout: float) -> dict[int, Outcome]:
-        """The outcome of each rank. RankFailure if one fails or is late, RuntimeError if another thread stops all.
-        `on_wait` hears after 30 s, and whenever the time has doubled, who has not answered."""
+        """The outcome of each rank. RankFailure if one fails or is late, RuntimeError if another thread stops all."""
         answers, missing, graceful = Answers(), {*call.ranks}, True
-        began, remaining, said_after = self.clock(), timeout, 30.0  # seconds until somebody wonders
+        began, remaining, said_after = self.clock(), timeout, WONDER_SECONDS
         until = began + timeout
         # One look after the deadline: this process may have been stopped (Ctrl-Z), and not the ranks.
         while missing and remaining > 0:

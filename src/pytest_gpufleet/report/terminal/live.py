@@ -23,6 +23,7 @@ from pytest_gpufleet.model.metric import Sample
 from pytest_gpufleet.model.place import GpuTopology, clock_events
 from pytest_gpufleet.report import wording
 
+OTHERS = 8  # lines for others, at least
 AROUND = 4  # lines: above the rows of GPUs two of heads and one of the machine, below them one of the run
 ABSENT = "n/a"
 # How clock-event reasons are shown, by their most alarming one; a power cap is what full load looks like.
@@ -162,11 +163,13 @@ def has_room(stream: TextIO, lines: int) -> bool:
     """Whether it is a terminal that can draw, and has so many lines beside those of others."""
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
-    return os.get_terminal_size(stream.fileno()).lines >= lines + 8  # for the others, at least
+    return os.get_terminal_size(stream.fileno()).lines >= lines + OTHERS
 
 
+QUIET_SECONDS = 3600.0  # without a word of a run: then it is on no more
 TAIL = 16 << 20  # bytes: some hours of telemetry, which says nothing of checks
 BAR = 12  # characters
+LINE_SECONDS = 60.0  # between two lines on something long
 
 
 def running_check(folder: Path) -> str:
@@ -174,7 +177,7 @@ def running_check(folder: Path) -> str:
     try:
         found = [(path.lstat().st_mtime, path) for path in folder.glob("*/evidence.jsonl")]
         modified, path = max(found, default=(0.0, None))
-        if path is None or time.time() - modified > 3600:  # seconds without a word
+        if path is None or time.time() - modified > QUIET_SECONDS:
             return ""
         with safe_files.open_regular(path) as file:  # the folder may be another user's
             file.seek(max(0, path.lstat().st_size - TAIL))
@@ -208,7 +211,7 @@ def teller(stream: TextIO, whole: float, shown_elsewhere: Callable[[], bool]) ->
         if done < due or shown_elsewhere():
             return
         lead = "" if due else "\n"  # ends the line that pytest has begun
-        due = done + 60.0  # seconds until the next line
+        due = done + LINE_SECONDS
         state = [_time(done, whole)]
         for name, unit in (("temperature_c", "°C"), ("power_watts", "W")):
             readings = [of.get(name) for of in sample.gpus] if sample else []
