@@ -71,6 +71,19 @@ def test_vendor_and_customer_sign_and_verify_says_who(stand):
     assert (status, f"the signature of '{CUSTOMER}' is not good" in text) == (1, True)
 
 
+def test_a_signature_for_which_there_is_no_room_is_not_there(stand, monkeypatch):
+    usual = Path.open
+
+    def full(path, mode="r", *how, **more):
+        return path.touch() or open("/dev/full", "wb") if mode == "xb" else usual(path, mode, *how, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    status, text = stand.sign()
+    assert (status, "cannot be written: No space left on device" in text) == (1, True), text
+    assert not stand.signature(CUSTOMER).exists()
+    assert stand.verify()[0] == 0
+
+
 def test_what_is_signed_can_be_checked_without_this_program_and_who_expects_a_signature_misses_it(stand):
     with (stand.folder / "summary.json").open("rb") as summary:
         verify = ["ssh-keygen", "-Y", "verify", "-n", "pytest-gpufleet", "-I", VENDOR, "-f", stand.signers, "-s"]

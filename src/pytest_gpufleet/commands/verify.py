@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from pytest_gpufleet import __version__, safe_files
@@ -148,8 +149,11 @@ def sign(given: argparse.Namespace) -> int:
             # The terminal stays its standard input.
             if subprocess.run(_ssh_keygen("sign", "-q", "-f", given.key, copy)).returncode:
                 raise Refused(f"nothing was signed: ssh-keygen cannot use the key {given.key}, and says above why")
-            with path.open("xb") as file:
+            with path.open("xb") as file, ExitStack() as undone:
+                undone.callback(path.unlink)  # half of a signature would be one that is not good
                 file.write(copy.with_name(SUMMARY + ENDING).read_bytes())
+                file.flush()
+                undone.pop_all()
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
     with printing():
