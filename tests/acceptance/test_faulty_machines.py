@@ -464,7 +464,8 @@ REASONS = "Not Supported", "Insufficient Permissions", "GPU is lost", "Unknown E
 # Facts that the report shows and no check of inventory and health judges; those of the last line, telemetry does.
 SHOWN = {
     "board_part_number", "compute_capability", "pcie_generation", "temperature_limits_c",
-    "numa_node", "pcie_width_able", "nvlink_versions", "nvlink_remote_types",  # the last two of snapshots alone
+    "numa_node", "pcie_width_able",
+    "nvlink_versions", "nvlink_remote_types", "pci_device_id",  # of snapshots alone
     "sm_clock_max_mhz", "memory_clock_max_mhz",
     "processes", "clock_event_reasons", "power_watts",
 }  # fmt: skip
