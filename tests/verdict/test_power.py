@@ -74,6 +74,21 @@ def test_a_profile_makes_the_comparisons_of_its_references_and_of_peers():
     assert {each.held for each in power.of_profile(H200, 1, 1, "standard")} == {"reference"}
 
 
+@pytest.mark.parametrize("nodes", [2, 64])
+def test_between_nodes_that_show_themselves_how_much_they_differ_few_healthy_ones_are_rejected(nodes, capsys):
+    made = [each for each in power.of_profile(H200, 8, nodes, "standard") if each.nodes > 1]
+    rails = next(each for each in made if each.metric == "rail_bandwidth")
+    assert (rails.often, rails.line.sd) == (8 * nodes, pytest.approx(0.03, rel=0.05))  # as the default says
+    assert all(chance < 2 * REJECTED for chance in power.rejected_by_chance(made))
+    assert main(["power", "h200", "--nodes", f"{nodes}"]) == 0
+    (one_node, any_node, between, _) = [line for line in capsys.readouterr().out.split("\n") if "healthy" in line]
+    assert one_node.startswith(
+        "healthy and rejected, by the model: below 0.001 of 1,000 by the spreads that are known, 4"
+    )
+    assert any_node.endswith({2: "at most 0.91%", 64: "at most 25.25%"}[nodes])
+    assert between.startswith(f"{nodes} healthy nodes and rejected between them, by the model: 0.0")
+
+
 def test_the_command_prints_and_plots_a_profile_or_a_run_and_refuses_what_is_neither(tmp_path, capsys):
     drawn = tmp_path / "power.svg"
     assert main(["power", "h200", "--plot", str(drawn)]) == 0

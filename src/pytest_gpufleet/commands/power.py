@@ -118,18 +118,20 @@ def _percent(fraction: float) -> str:
 
 
 def of_1000(chance: float) -> str:
-    return f"{1000 * chance:.2g} of 1,000" if chance >= 1e-6 else "below 0.001 of 1,000"
+    return f"{float(f'{1000 * chance:.2g}'):,g} of 1,000" if chance >= 1e-6 else "below 0.001 of 1,000"
 
 
 def rejects(made: Sequence[Comparison], nodes: int = 1) -> list[str]:
     """How often a healthy machine is rejected, by the model and by what is on record."""
-    seen, most = power.rejected_by_chance(made)
-    count = sum(each.often for each in made if not each.fixed)
-    model = f"{of_1000(seen)} by the spreads that are known, {of_1000(most)} at their upper ends"
-    lines = [f"healthy and rejected, by the model: {model} ({count} comparisons)"]
-    if nodes > 1:
-        any_node = 1 - (1 - most) ** nodes
-        lines.append(f"of {nodes} healthy nodes any is rejected by its own run: at most {any_node:.2%}")
+    lines = []
+    for among, some in grouped((each.nodes, each) for each in made).items():
+        seen, most = power.rejected_by_chance(some)
+        count, any_node = sum(each.often for each in some if not each.fixed), 1 - (1 - most) ** nodes
+        model = f"{of_1000(seen)} by the spreads that are known, {of_1000(most)} at their upper ends"
+        what = f"{among} healthy nodes and rejected between them" if among > 1 else "healthy and rejected"
+        lines.append(f"{what}, by the model: {model} ({count} comparisons)")
+        if among == 1 < nodes:
+            lines.append(f"of {nodes} healthy nodes any is rejected by its own run: at most {any_node:.2%}")
     healthy, rejected = power.RECORDED_HEALTHY, power.RECORDED_REJECTED
     so = f"{rejected} of {healthy} machines, so at most {3 / healthy:.0%}; some limits were made from them"
     return [*lines, f"healthy and rejected, on record: {so}"]

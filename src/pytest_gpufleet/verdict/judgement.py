@@ -19,7 +19,7 @@ from pytest_gpufleet.model.metric import METRICS, Measurement, Noise, Peers, Tol
 from pytest_gpufleet.model.place import GpuTopology, Where
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite, shipped
-from pytest_gpufleet.verdict.outliers import figure_of, slower_than_peers, usual_and_allowed
+from pytest_gpufleet.verdict.outliers import FEWEST, figure_of, slower_than_peers, usual_and_spread
 from pytest_gpufleet.verdict.physical_limits import UNKNOWN_NETWORK, NoPeak, is_required, physical_limit
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu
 
@@ -139,8 +139,11 @@ def tolerances_of(
 
     if row.between_nodes(measurement.conditions):
         values = measurement.values.values()
-        _, worse = usual_and_allowed(figure_of(measurement), values, within, max(count, len(values)), known.matters)
-        return (tolerance("model", worse, within),)
+        _, here = usual_and_spread(figure_of(measurement), values, within, known.matters)
+        if len(values) >= FEWEST:
+            seen = replace(seen, gpus=0, machines=len({part.node for at in measurement.values for part in at.parts}))
+        line = here.gpu_line(max(2, len(values)), max(count, len(values)))
+        return (tolerance("model", line.at, here.within),)
     boards = Counter(map(topology.board, measurement.values))
     several = [size for size in boards.values() if size > 1]
     found = []

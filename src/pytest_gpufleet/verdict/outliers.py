@@ -112,7 +112,8 @@ def beside_most(
     found: list[Outlier] = []
     left = dict(values)
     while True:
-        usual, allowed = usual_and_allowed(figure, left.values(), default, comparisons, matters, independent)
+        usual, healthy = usual_and_spread(figure, left.values(), default, matters, independent)
+        allowed = healthy.gpu_line(max(2, len(left)), comparisons).at
         slow = outliers(figure, left, usual if reference is None else reference, allowed)
         if not slow:
             return found
@@ -120,19 +121,19 @@ def beside_most(
         left = {at: value for at, value in left.items() if at not in {(each.run, each.place) for each in slow}}
 
 
-def usual_and_allowed(
-    figure: Figure, values: Iterable[float], default: float, comparisons: int, matters: float, independent: int = 0
-) -> tuple[float, float]:
-    """What the better half of these reaches at least, NaN if none is a number; and how much worse one may be."""
+def usual_and_spread(
+    figure: Figure, values: Iterable[float], default: float, matters: float, independent: int = 0
+) -> tuple[float, Spread]:
+    """What the better half of these reaches at least, NaN if none is a number; and how much healthy ones differ."""
     numbers = sorted(filter(math.isfinite, values), key=lambda value: -goodness(value, figure.metric)) or [math.nan]
-    n, usual = max(2, len(numbers)), numbers[(len(numbers) - 1) // 2]
+    n, usual = len(numbers), numbers[(len(numbers) - 1) // 2]
     sd, df = pooled(default, 0.0, 0.0)
-    if len(numbers) >= FEWEST:
+    if n >= FEWEST:
         tenths = quantiles(numbers, n=10, method="inclusive")
         best = figure.share(abs(tenths[-1 if figure.metric.better == "higher" else 0] - usual), usual)
         if math.isfinite(best):
             sd, df = pooled(default, best / AS_SIGMAS, WORTH * (min(n, independent or n) - 1))
-    return usual, Spread(sd, 0.0, within_df=df, matters=matters).gpu_line(n, comparisons).at
+    return usual, Spread(sd, 0.0, within_df=df, matters=matters)
 
 
 # The GPUs of three healthy boards of 4x NVIDIA H200 were up to 10 K apart under full load (53 to 63 C, 2026-11-21).

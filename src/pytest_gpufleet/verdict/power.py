@@ -6,7 +6,7 @@ same when they are measured again. So what is found is found twice, and a health
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from statistics import NormalDist
 from typing import Literal, get_args
@@ -18,6 +18,7 @@ from pytest_gpufleet.model.place import WORLD, Gpu, GpuTopology, Pair, Where, gp
 from pytest_gpufleet.model.suite import shipped
 from pytest_gpufleet.verdict.judgement import comparisons, judge
 from pytest_gpufleet.verdict.noise import DEFAULT_IS_WORTH, Line
+from pytest_gpufleet.verdict.outliers import WORTH
 from pytest_gpufleet.verdict.profile import Profile
 
 NORMAL = NormalDist()
@@ -65,6 +66,7 @@ class Comparison:
     line: Line
     often: int  # with one line
     fixed: bool = False  # a tolerance that follows from no spread, so that nobody knows how often it is wrong
+    nodes: int = 1  # that it is between
 
 
 _CLOCK = ("gemm_full_clock",)
@@ -114,9 +116,10 @@ def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
             found.append(Comparison(measurement.metric, conditions, "reference", line, 1))
         for each in finding.tolerances if places > 1 else ():
             line = Line(each.worse, 0.0, 1.0)
-            if each.noise:
-                sd = each.noise.sd * math.sqrt(places / (places - 1))
-                line = Line(each.worse, sd, DEFAULT_IS_WORTH + max(0, each.noise.gpus - each.noise.machines))
+            if noise := each.noise:
+                seen = noise.gpus - noise.machines if noise.gpus else WORTH * (places - 1)  # as many nodes show it
+                df = DEFAULT_IS_WORTH + (seen if noise.machines else 0)
+                line = Line(each.worse, noise.sd * math.sqrt(places / (places - 1)), df)
             if each.peers != "others of the model":  # of a board that no other has
                 found.append(Comparison(measurement.metric, conditions, "peers", line, places, not each.noise))
     return found
@@ -132,11 +135,11 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
     kind, fabric = (f"NV{links}", "nvswitch") if links else ("PHB", "pcie")
     rows = tuple(tuple("X" if i == j else kind for j in range(gpus)) for i in range(gpus))
     topology = GpuTopology(tuple(Gpu(index, facts) for index in range(gpus)), rows, fabric if gpus > 1 else "none")
-    suite, findings = shipped(), []
+    suite, found = shipped(), list[Comparison]()
     for among in sorted({1, nodes}):
         checks = [suite.checks[name] for name in suite.required(level, among)]
         metrics = {each for check in checks if (check.nodes > 0) == (among > 1) for each in check.metrics(gpus > 1)}
-        count = comparisons(suite, level, gpus * among, among)
+        count, findings = comparisons(suite, level, gpus * among, among), []
         for metric in sorted(metrics & METRICS.keys()):
             for under in _conditions(metric, profile, topology, among):
                 places: list[Where] = [WORLD]
@@ -145,8 +148,12 @@ def of_profile(profile: Profile, gpus: int, nodes: int, level: str) -> list[Comp
                 elif METRICS[metric].peer_tolerance is not None:  # of each GPU, or of an adapter of each
                     places = [gpu(index, node) for node in range(among) for index in range(gpus)]
                 each = Measurement(metric, dict.fromkeys(places, 1.0), under, definition=metric_under(metric, under))
+                within, n = profile.spread_for(each, topology.fabric).within, len(places)
+                apart = {at: 1 + within * NORMAL.inv_cdf((i + 0.5) / n) for i, at in enumerate(places)}
+                each = replace(each, values=apart)  # as healthy ones are: how much, many nodes show themselves
                 findings.append(judge(each, profile, topology, "", rehearsal=False, required=False, comparisons=count))
-    return of_findings(findings)
+        found += [replace(each, nodes=among) for each in of_findings(findings)]
+    return found
 
 
 # What a profile that has no limit for it does not say of what the suite measures.

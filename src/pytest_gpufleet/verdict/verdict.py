@@ -159,11 +159,6 @@ def settled(record: Record, broken: str) -> Record:
     return replace(record, verdict=verdict, reasons=why, exit_status=status)
 
 
-def ended(record: Record) -> Record:
-    """The record of a run that died with what it amounts to as its verdict; that of any other as it is."""
-    return settled(record, DIED) if record.verdict is None else record
-
-
 def failure(check: Check, record: Record, with_case: bool = True) -> str:
     """A check that failed, as a reason; of a run on many nodes, at which of them."""
     name = check.id if with_case else check.id.partition("[")[0]

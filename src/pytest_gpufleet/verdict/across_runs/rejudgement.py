@@ -33,9 +33,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     stay not judged. What a check compared itself, like the number of GPUs, is not judged again."""
     anew = judged_by(record, profile)
     findings: list[Finding] = []
-    for finding in record.findings:
-        if finding.measurement.metric == "spread":  # it follows from another figure
-            continue
+    for finding in (each for each in record.findings if each.measurement.metric != "spread"):  # which follows
         if finding.again:  # only the one after it counts
             findings.append(finding)
         else:
@@ -49,8 +47,7 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
     text = "the measurements of {host}, {utc}, judged again with {by}"
     note = Said(text, host=record.run.host, utc=record.run.utc, by=by)
     limits, digest = (profile.name, sha256(profile.path)) if profile else (None, None)
-    basis = basis or record.run.basis
-    header = msgspec.structs.replace(record.run, profile=limits, profile_sha256=digest, basis=basis)
+    header = msgspec.structs.replace(record.run, profile=limits, profile_sha256=digest, basis=basis or record.run.basis)
     left = [fault for fault in record.faults if levels.check_name(fault.check) not in WITHDRAWN]
     # What a search found out about limits that are met now. What a check found by itself stays.
     kept = {*now, *(name for name, check in record.checks.items() if check.failed_by == "other")}

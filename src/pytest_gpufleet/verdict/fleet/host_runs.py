@@ -19,7 +19,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.accusations import NEIGHBOUR, at, causes
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.outliers import Figure, figure_of
-from pytest_gpufleet.verdict.verdict import MOST_NAMES, ended
+from pytest_gpufleet.verdict.verdict import DIED, MOST_NAMES, settled
 
 GapKind = Literal[
     "missing", "unexpected", "unusable", "rehearsal", "incomplete", "lost", "left out", "unfinished", "not here",
@@ -200,7 +200,7 @@ def read_own(path: Path, common: Common, host: str = "") -> Record:
 def kept(record: Record, common: Common, host: str = "") -> Record:
     """What a fleet needs of a run, a fifth of its memory: no telemetry, samples and times of checks, and once what is
     `common` to many. A run that died has the verdict that it amounts to. `host`: its name in a run on many nodes."""
-    record = ended(record)
+    record = record if record.verdict else settled(record, DIED)
     checks = [common(replace(check, seconds=0.0), check.id) for check in record.checks.values()]
     topology = common.topology(record.topology)
     return replace(
