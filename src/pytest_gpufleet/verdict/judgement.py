@@ -191,10 +191,10 @@ def _usual_comparisons(gpus: int) -> int:
 
 
 def comparisons(suite: Suite, level: str, gpus: int, nodes: int) -> int:
-    """How many comparisons a run of a level makes on so many GPUs, each of which a healthy machine may fail by chance:
-    for each case of a check and each metric, one of the machine with its reference, and one with the peers for each
-    place that has some. Places are GPUs, or their pairs, one each way; one of what all ranks measure together. On
-    several nodes those of the checks between them: what each node checks by itself its own run counts."""
+    """How many comparisons a run makes on so many GPUs, each of which a healthy machine may fail by chance: for each
+    case of a check and each metric one of the machine with its reference, and one with the peers for each place that
+    has some. Places are GPUs, or their pairs, one each way; one of what all ranks measure together. On several nodes
+    those of the checks between them: what each checks by itself its own run counts."""
     count = 0
     for name in suite.required(level, nodes):
         check = suite.checks[name]

@@ -114,8 +114,7 @@ def beside_most(
     while True:
         usual, healthy = usual_and_spread(figure, left.values(), default, matters, independent)
         allowed = healthy.gpu_line(max(2, len(left)), comparisons).at
-        slow = outliers(figure, left, usual if reference is None else reference, allowed)
-        if not slow:
+        if not (slow := outliers(figure, left, usual if reference is None else reference, allowed)):
             return found
         found += slow
         left = {at: value for at, value in left.items() if at not in {(each.run, each.place) for each in slow}}
