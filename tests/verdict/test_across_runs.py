@@ -167,6 +167,8 @@ def test_the_place_is_that_of_the_last_run_and_gpus_that_moved_came_or_went_are_
     came, went = drift(by_name(run(1), run(2, at=other))).notes
     assert ("serial node8-S3" in came, came.endswith("in none of the earlier runs")) == (True, True)
     assert ("serial node7-S3" in went, went.endswith("in r0, and not in r1")) == (True, True)
+    unknown = [machine(uuid=None, serial=None, pci_bus_id=f"{bus}") for bus in range(2)]  # of whom nobody can say that
+    assert drift(by_name(*(run(day, at=at) for day, at in enumerate(unknown, 1)))).notes == ()
 
 
 def test_figures_that_are_only_shown_are_not_held_against_anything():

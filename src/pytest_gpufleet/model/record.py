@@ -171,10 +171,7 @@ class Record:
             case events.HostFactRead():
                 self._learn(event)
             case events.NodeLost() | events.NodeLeftOut() | events.NodeFinished():
-                if event.node not in self.hosts:
-                    raise ValueError(f"the run has no node {event.node}")
-                kept: dict[type, Any] = {events.NodeLost: self.lost, events.NodeLeftOut: self.left_out}
-                kept.get(type(event), self.finished)[event.node] = event
+                self._note(event)
             case events.WorldStarted():
                 self.worlds.append(event)
             case events.Progress():
@@ -209,6 +206,12 @@ class Record:
             raise ValueError("nobody knows of which node it is")
         ((node, found),) = self.machines.items()
         self.machines[node] = msgspec.structs.replace(found, host={**found.host, event.fact: event.value})
+
+    def _note(self, event: events.NodeLost | events.NodeLeftOut | events.NodeFinished) -> None:
+        if event.node not in self.hosts:
+            raise ValueError(f"the run has no node {event.node}")
+        kept: dict[type, Any] = {events.NodeLost: self.lost, events.NodeLeftOut: self.left_out}
+        kept.get(type(event), self.finished)[event.node] = event
 
     def _keep(self, sample: Sample) -> None:
         """Telemetry for the plots: of a run of days every second sample, every fourth, and so on. The file has all."""

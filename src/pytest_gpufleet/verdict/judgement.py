@@ -138,12 +138,11 @@ def tolerances_of(
         return Tolerance(metric.name, worse, peers, row.per_kelvin, noise, seen.source, seen.conditions)
 
     if row.between_nodes(measurement.conditions):
-        values = measurement.values.values()
-        _, here = usual_and_spread(figure_of(measurement), values, within, known.matters)
-        if len(values) >= FEWEST:
+        n = len(measurement.values)
+        _, here = usual_and_spread(figure_of(measurement), measurement.values.values(), within, known.matters)
+        if n >= FEWEST:
             seen = replace(seen, gpus=0, machines=len({part.node for at in measurement.values for part in at.parts}))
-        line = here.gpu_line(max(2, len(values)), max(count, len(values)))
-        return (tolerance("model", line.at, here.within),)
+        return (tolerance("model", here.gpu_line(max(2, n), max(count, n)).at, here.within),)
     boards = Counter(map(topology.board, measurement.values))
     several = [size for size in boards.values() if size > 1]
     found = []

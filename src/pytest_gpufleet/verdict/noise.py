@@ -16,7 +16,6 @@ CONFIDENCE = 0.95  # that the line is low enough, where the spread is known from
 # A default spread counts as much as one measured on so many machines and no more: a few lucky machines that agree do
 # not draw the line too tightly, and ten machines of a model say half of what its spread is.
 DEFAULT_IS_WORTH = 10
-
 STEPS, HALVINGS = 400, 40
 
 

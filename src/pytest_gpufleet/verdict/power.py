@@ -114,14 +114,13 @@ def of_findings(findings: Iterable[Finding]) -> list[Comparison]:
             sd = noise.sd * math.sqrt(1 + 1 / limit.reference.machines)
             line = Line(at, sd, DEFAULT_IS_WORTH + max(0, noise.machines - 1))  # a default, pooled with what was seen
             found.append(Comparison(measurement.metric, conditions, "reference", line, 1))
-        for each in finding.tolerances if places > 1 else ():
+        for each in (one for one in finding.tolerances if places > 1 and one.peers != "others of the model"):
             line = Line(each.worse, 0.0, 1.0)
             if noise := each.noise:
                 seen = noise.gpus - noise.machines if noise.gpus else WORTH * (places - 1)  # as many nodes show it
                 df = DEFAULT_IS_WORTH + (seen if noise.machines else 0)
                 line = Line(each.worse, noise.sd * math.sqrt(places / (places - 1)), df)
-            if each.peers != "others of the model":  # of a board that no other has
-                found.append(Comparison(measurement.metric, conditions, "peers", line, places, not each.noise))
+            found.append(Comparison(measurement.metric, conditions, "peers", line, places, not each.noise))
     return found
 
 

@@ -29,7 +29,6 @@ LineTable = table_type(
 ListTable = table_type("RequirementList", {"name": Text, "requirement": list[LineTable]})  # type: ignore[valid-type]
 
 State = Literal["met", "missed", "not judged", "out of scope"]
-OF_RANKS = "CPU ranks stood in for GPUs"
 
 
 def load(given: Path) -> Requirements:
@@ -100,7 +99,7 @@ def answer(requirement: Requirement, runs: Sequence[Record], opened: Mapping[str
     state: State = "missed" if "missed" in states else "not judged" if states - {"met", "none"} else "met"
     if state == "met" and (states == {"none"} or runs[0].run.rehearsal):
         state = "not judged"
-        found = found if states == {"none"} else [("", state, OF_RANKS)]
+        found = found if states == {"none"} else [("", state, "CPU ranks stood in for GPUs")]
     shown = ("not judged", "none") if state == "not judged" else (state,)
     whys = [say(": ").join(filter(None, (name, say(why)))) for name, was, why in found if was in shown and why]
     return Answer(requirement, state, say("; ").join(whys))

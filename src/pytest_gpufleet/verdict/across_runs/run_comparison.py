@@ -239,9 +239,9 @@ def _counters(runs: list[Record]) -> tuple[Fault, ...]:
 def _moved(runs: Mapping[str, Record]) -> list[str]:
     """GPUs of the last run that were elsewhere before or that no earlier run has, and those that it lacks."""
     *earlier, last = runs
-    before = {gpu.lasting_id: (gpu, name) for name in earlier for gpu in runs[name].topology.gpus}
+    before = {gpu.lasting_id: (gpu, name) for name in earlier for gpu in runs[name].topology.gpus if gpu.lasting_id}
     notes: list[str] = []
-    for gpu in runs[last].topology.gpus:
+    for gpu in (each for each in runs[last].topology.gpus if each.lasting_id):
         old, name = before.pop(gpu.lasting_id, (None, ""))
         if old is None:
             notes.append(Said("{gpu}: in none of the earlier runs", gpu=gpu.identity))
