@@ -263,6 +263,15 @@ def test_of_28_racks_the_slow_domain_or_node_is_named(left, of_node, inside, pop
     assert searched(slow) == [fault]
 
 
+def test_where_few_met_across_more_pairs_are_measured_across():
+    """The uplink of node 7 is slow, and each node has met one of the other domain."""
+    nodes, domains = NODES[: 2 * TRAYS], DOMAINS[:2]
+    measure = reached(lambda a, b: 0.5 if 7 in (a, b) and rack_of(a) != rack_of(b) else 1.0)
+    met = [pair for pairs in meetings(nodes, domains, 0)[: ROUNDS + 1] for pair in pairs]
+    _, faults = among_nodes(nodes, domains, measure, dict(zip(met, measure(met), strict=True)), HOSTS)
+    assert [(fault.name, fault.subjects) for fault in faults] == [("node_slow", (Place(7, "node"),))]
+
+
 @pytest.mark.parametrize(("nodes", "domain", "value", "state", "grade"), [
     (18, "inside", 834.6, "met", "published"),
     (18, "inside", 700.0, "missed", "published"),

@@ -186,8 +186,9 @@ def test_what_somebody_wrote_beside_a_measurement_is_not_looked_at(tmp_path):
 def test_how_many_comparisons_a_level_counts_with(figures, gpus, count):
     once = SuiteCheck("quick", "Of this", figures=figures)
     twice, later = SuiteCheck("quick", "Of that", ("x", "y"), figures), SuiteCheck("burnin", "Later", (), figures)
-    suite = Suite("1", {"a.py::a": once, "a.py::b": twice, "a.py::c": later})
-    assert comparisons(suite, "standard", gpus, 1) == 3 * count
+    between = SuiteCheck("standard", "Of nodes", figures=("busbw",), nodes=2)
+    suite = Suite("1", {"a.py::a": once, "a.py::b": twice, "a.py::c": later, "n.py::n": between})
+    assert (comparisons(suite, "standard", gpus, 1), comparisons(suite, "standard", gpus, 2)) == (3 * count, 1)
     assert comparisons(shipped(), "quick", gpus, 1) < comparisons(shipped(), "standard", gpus, 1)
 
 
@@ -271,6 +272,14 @@ def test_a_process_of_somebody_else_leaves_untested_what_it_may_have_caused_and_
     assert (miner in reasons[0]) == (verdict == "INCOMPLETE")
 
 
+@pytest.mark.parametrize(("check", "when"), [("", "GPU"), (f"acceptance/{ANY}", f"while acceptance/{ANY} ran: GPU")])
+def test_a_fault_that_no_check_says_rejects(check, when):
+    record = run()
+    record.faults.append(Fault("ecc_uncorrected", (gpu(5),), "1 more", check=check, watched=True))
+    found, (reason, *_) = conclude(replace(record, topology=CARDS))
+    assert (found, reason.startswith(when)) == ("REJECTED", True)
+
+
 def test_every_required_check_is_required_and_none_of_a_level_above():
     required = shipped().required(LEVEL)
     expected = [("INCOMPLETE", [f"{titled(name)}: not run"]) for name in required]
@@ -281,7 +290,7 @@ def test_every_required_check_is_required_and_none_of_a_level_above():
 
 @pytest.mark.parametrize(("left_out", "where"), [(ANY, ""), (f"{SEVERAL}[fp16]", " in [fp16]")])
 def test_deselected_checks_leave_a_gap(left_out, where):
-    record = replace(run(left_out=[left_out]), deselected=[f"acceptance/{left_out}"])
+    record = replace(run(left_out=[left_out]), deselected=[f"acceptance/{left_out}", "test_own.py::test_mine"])
     assert conclude(record) == ("INCOMPLETE", [f"{titled(check_name(left_out))}: deselected{where}"])
 
 
@@ -393,6 +402,8 @@ def test_a_figure_that_is_missing_for_some_places_leaves_a_gap(of, found, left_o
     record.left_out = {number: NodeLeftOut(node=number, why="another driver") for number in left_out or ()}
     gap = Gap("without figures", check, f"no measurement of {metric} at {missing}")
     assert [each for each in without_figures(record) if each.why.startswith("no")] == [gap] * bool(missing)
+    record.findings = [replace(each, state="for information") for each in findings]  # may be of some places alone
+    assert [each for each in without_figures(record) if each.why.startswith("no")] == []
 
 
 def test_one_gpu_leaves_no_figures_of_several():
