@@ -13,7 +13,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report import wording
 from pytest_gpufleet.report.banner import reasons, why
 from pytest_gpufleet.report.failures import group_title
-from pytest_gpufleet.report.figures import group_table, narrow, required_tables, texts
+from pytest_gpufleet.report.figures import FULL_BAR, group_table, narrow, required_tables, texts
 from pytest_gpufleet.report.terminal.summary_lines import SCREEN, summary_lines, text_report
 from pytest_gpufleet.run.summary import summary
 from pytest_gpufleet.verdict.basis import judged_by
@@ -84,6 +84,11 @@ def test_each_group_has_a_line_with_its_smallest_margin(accepted):
         assert all(wording.ascii_signs(part) in text for part in (row.name, row.cells[0].text, *nearest))
     accepted.findings[:] = [replace(each, limit=None, state="missed") for each in accepted.findings]  # their peers
     assert not any("()" in cell.text for row in narrow(group_table(accepted)).rows for cell in row.cells)
+    off = [replace(each, slower_than_peers=dict.fromkeys(each.measurement.values, 0.3)) for each in accepted.findings]
+    accepted.findings[:] = off
+    for row in group_table(accepted).rows:
+        assert [row.cells[column].text for column in (1, 3)] == ["-30 %", "peers"]
+        assert row.cells[1].bar == -FULL_BAR
 
 
 def test_the_text_of_a_run_has_every_check_and_required_measurement_and_ends_as_the_terminal(every_record):

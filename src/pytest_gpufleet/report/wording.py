@@ -221,8 +221,18 @@ def count(number: int, noun: str) -> str:
     return f"{number} {say(noun if number == 1 else f'{noun}s')}"
 
 
+def off_peers(finding: Finding) -> float:
+    """How far off its peers the worst place is, of what missed these and not its limit; else 0."""
+    of_peers = finding.state == "missed" and _to_limit(finding) >= 0
+    return max((finding.slower_than_peers or {}).values(), default=0.0) if of_peers else 0.0
+
+
 def margin(finding: Finding) -> float:
-    """How far inside its limit the worst value is, as a fraction of it; without a limit, infinitely far."""
+    """How far inside its limit the worst value is, or off its peers, as a fraction; without both, infinitely far."""
+    return -off_peers(finding) or _to_limit(finding)
+
+
+def _to_limit(finding: Finding) -> float:
     furthest, limit = worst(finding), finding.limit
     if furthest is None or limit is None or limit.value == 0:
         return math.inf
