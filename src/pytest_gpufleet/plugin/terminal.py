@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.metric import Sample
     from pytest_gpufleet.model.place import GpuTopology
     from pytest_gpufleet.report.terminal import live, summary_lines
-    from pytest_gpufleet.verdict import verdict
     from pytest_gpufleet.verdict.fleet import host_runs
 else:
     live, summary_lines = lazy("report", "terminal.live", "terminal.summary_lines")
-    host_runs, verdict = lazy("verdict", "fleet.host_runs", "verdict")
+    (host_runs,) = lazy("verdict", "fleet.host_runs")
 
 
 class Screen:
@@ -144,8 +143,6 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     with in_language(record.run.language):
         lines = summary_lines.summary_lines(record, str(run.folder), config.get_verbosity() > 0, shown)
         lines += [(trouble, wrong) for trouble in run.unwritten]
-        if record.of_cluster and record.broken in verdict.RESUMABLE:  # else it is among those lines
-            lines.append((f"go on with: --fleet-resume {run.folder}", {}))
         if removed:
             lines.append((f"removed by --fleet-keep: {', '.join(removed)}", {}))
         lines += [(problem, wrong) for problem in problems]

@@ -72,11 +72,6 @@ class HostRow:
         return self.cells.get(OWN) != "ok" or "failed" in self.cells.values()
 
     @property
-    def minor(self) -> bool:
-        """Its own run is neither missing nor lost nor REJECTED: others are to be looked at first."""
-        return self.run is not None and self.cells[OWN] != "failed"
-
-    @property
     def gone(self) -> str:
         """What is told of a host without a run."""
         return "lost" if any(gap.kind == "lost" for gap in self.gaps) else "no run that counts"

@@ -58,14 +58,10 @@ def table_lines(table: Table, width: int = WIDTH) -> list[Line]:
     return [(line.rstrip(), PLAIN) for line in file.getvalue().splitlines()]
 
 
-def first_few(
-    each: Sequence[list[Line]], most: int, indent: str, what: str = "", where: str = "which the report lists"
-) -> list[Line]:
-    """The lines of the first `most`, and that there are so many more of `what`, if there are."""
-    more = len(each) - most
-    things = wording.count(more, what) if what else more
-    text = "... and {things} more, {where}" if what else "... and {count} more, {where}"
-    left = wrapped(say(text, things=things, count=more, where=say(where)), indent) if more > 0 else []
+def first_few(each: Sequence[list[Line]], most: int, indent: str, where: str = "which the report lists") -> list[Line]:
+    """The lines of the first `most`, and that there are so many more, if there are."""
+    more = say("... and {count} more, {where}", count=len(each) - most, where=say(where))
+    left = wrapped(more, indent) if len(each) > most else []
     return [*(line for lines in each[:most] for line in lines), *left]
 
 
@@ -77,7 +73,8 @@ def fleet_lines(fleet: Fleet) -> list[Line]:
     headline = "; ".join(filter(None, (fleet.verdict, ", ".join(counts(fleet)), stands_on)))
     lines = wrapped(headline, "", STAMPS[fleet.verdict].markup)
     lines += first_few([wrapped(reason, "  - ") for reason in fleet.reasons], 12, "  - ")
-    if wrong := [_host(row) for row in sorted(host_rows(fleet), key=lambda row: row.minor) if row.wrong]:
+    rows = sorted(host_rows(fleet), key=lambda row: row.verdict, reverse=True)  # REJECTED, INCOMPLETE, ACCEPTED, none
+    if wrong := [_host(row) for row in rows if row.wrong]:
         lines += [(f"Hosts to look at: {len(wrong)}", HEADING), *first_few(wrong, MOST_HOSTS, "  ")]
     return lines
 
@@ -164,8 +161,11 @@ def summary_lines(
     tables: list[Line] = []
     for table in required_tables(record) if detailed else ():
         tables += [(table.title, HEADING), *table_lines(table)]
+    steps: list[Line] = []
+    for aim, command in next_steps(record, folder):
+        steps += [*wrapped(say("Next, {why}:", why=aim), ""), (f"  {command}", {})]
     if record.of_cluster:
-        return [*tables, *node_lines(record)]
+        return [*tables, *node_lines(record), *steps]
     result = [*tables, *wrapped(headline(record), "", stamp(record).markup), *wrapped(why(record), "  ")]
     result += [line for reason in reasons(record) for line in wrapped(reason, "  - ")]
     result += table_lines(narrow(group_table(record)))
@@ -174,9 +174,8 @@ def summary_lines(
         no_others = blamed.keys() <= {*record.failed}
         text = "Failed checks: {count}" if no_others else "Failed checks and other faults: {count}"
         result.append((say(text, count=len(blamed)), HEADING))
-        result += first_few(failed, MOST_FAILURES, "  ", "failed check", "which are in evidence.jsonl")
-    for aim, command in next_steps(record, folder):
-        result += [*wrapped(say("Next, {why}:", why=aim), ""), (f"  {command}", {})]
+        result += first_few(failed, MOST_FAILURES, "  ", "which are in evidence.jsonl")
+    result += steps
     for run, count in Counter(check.run for check in record.checks.values() if check.run).items():
         result += wrapped(say("Carried over from {run}: {checks}", run=run, checks=wording.count(count, "check")), "")
     if stamp(record).word != "INCOMPLETE":  # the paragraph says it
@@ -213,9 +212,9 @@ def _failure(failure: Failure, shown: Collection[str]) -> list[Line]:
             text = say("source of the limit: {kind}, {source}", kind=say(miss.kind), source=miss.source)
             lines += wrapped(text, "      ")
         misses.append(lines)
-    result += first_few(misses, 3, "    ", "measurement")
+    result += first_few(misses, 3, "    ")
     texts = (textwrap.shorten(line, 400, placeholder=" ...") for line in said.splitlines() if line.strip())
-    result += first_few([wrapped(text, "    ") for text in texts], MOST_LINES, "    ", "line", "which the report shows")
+    result += first_few([wrapped(text, "    ") for text in texts], MOST_LINES, "    ", "which the report shows")
     result += _indented(f"{file}: {', '.join(names)}" for file, names in failure.by_file.items())
     return result + _indented(failure.advice)
 
