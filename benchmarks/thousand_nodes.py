@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_gpufleet.machine.rails import wired_otherwise
+from pytest_gpufleet.machine.rdma import wired_otherwise
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.probes.links.copies import some_rounds
 from pytest_gpufleet.probes.search.nodes import Culprits, of_rails
