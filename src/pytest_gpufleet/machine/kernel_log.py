@@ -154,8 +154,7 @@ def xids_of_none(pci_bus_ids: Collection[str], xids: Iterable[Xid]) -> list[Faul
     return [Fault("gpu_lost", (), text.format(xid)) for xid in strange]
 
 
-# ---------------------------------------------------------------- of the host
-
+# Of the host.
 BDF = r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _OF_PCI = rf"(?P<device>(?:[\w-]+ )?{BDF}): (?:AER: +)?"
 _MLX5 = rf"(?P<device>mlx5_core {BDF}): (?:\w+:\d+:\(pid \d+\): )?"

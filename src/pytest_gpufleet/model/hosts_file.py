@@ -16,8 +16,7 @@ MOST_HOSTS = 100_000
 def read_hosts(path: Path) -> dict[str, str]:
     """The names of the hosts, each once, in their order, each with its rack or leaf switch ("" if the file does not
     say). Refused if it cannot be read or a line is no name. A line is a name, with ranges in brackets as Slurm writes
-    them: `node-[001,003-007]`, and where it is known the rack or leaf switch of these hosts behind a blank. What stands
-    behind # is not read."""
+    them: `node-[001,003-007]`, and where it is known their rack or leaf switch behind a blank; # begins a comment."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -217,8 +217,7 @@ ARCHITECTURES: dict[Capability, Architecture] = {
     (10, 3): Architecture(128, 8192, 1745 / 1000, "Blackwell Ultra data sheet", nvlink=50.0, data_centre=True),
     # Jetson T5000 258 TFLOP/s, 20 SMs, 1,575 MHz, 130 W.
     (11, 0): Architecture(128, 8192, 258 / 130, "Jetson Thor data sheet"),
-    # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada, of the same
-    # process.
+    # RTX 5090 209.5 TFLOP/s, 170 SMs, 2,407 MHz; RTX PRO 6000 twice that in an SM. A joule: as Ada (same process).
     (12, 0): Architecture(128, 1024, 252 / 350, "RTX Blackwell white paper", geforce=512),
     # GB10 125 TFLOP/s, 48 SMs, 2,500 MHz. A joule: as Ada.
     (12, 1): Architecture(128, 1024, 252 / 350, "GB10 data sheet"),

@@ -112,8 +112,6 @@ def too_low(findings: Iterable[Finding], wanted: Grade) -> list[tuple[Finding, s
     ]
 
 
-# ---------------------------------------------------------------- the profile that somebody gave
-
 OWN_LIMITS = (
     "the limits come from this very machine: {file} was calibrated on {gpus}, so meeting them says nothing about it"
 )

@@ -157,8 +157,6 @@ def gpus_of(places: Collection[Where], topology: GpuTopology) -> list[Gpu]:
     return gpus
 
 
-# ---------------------------------------------------------------- limits
-
 DIGITS = 4
 
 # Recorded: machines of 1, 2, 4 and 8 H200 (tests/recorded, docs/results); in brackets the highest of them less 30 %.

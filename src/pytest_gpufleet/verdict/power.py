@@ -49,8 +49,6 @@ def _cdf(above: float, sd: float) -> float:
     return NORMAL.cdf(above / sd) if sd else float(above > 0)
 
 
-# ---------------------------------------------------------------- a run
-
 With = Literal["peers", "reference"]
 HELD: tuple[With, ...] = get_args(With)
 PROBABILITIES = (0.95, 0.99)

@@ -343,8 +343,6 @@ def _nodes(group: Group, hosts: Hosts) -> str:
     return some([hosts[node] for node in group], SHOWN)
 
 
-# ---------------------------------------------------------------- who cannot work with whom
-#
 # The same search, where a pair that works is worth 1 and one that does not 0: TCP that the agents try, then groups of
 # ranks after a hang. Of many nodes that hang, two that do so with each other are found first, by halves.
 

@@ -130,8 +130,6 @@ def _outliers(
     return [replace(each, identity=runs[each.run].topology.identity(each.place)) for each in found]
 
 
-# ---------------------------------------------------------------- one machine over time
-
 MATTERS = 0.01  # the smallest change that does
 # GPUs 0, 1 and 3 of a machine of 4x H200 that ran twice differed from run to run by a quarter of what its GPUs differ
 # among themselves: matrix products by 0.07 to 0.45 %, training by 0.14 %.
