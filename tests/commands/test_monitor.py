@@ -27,29 +27,13 @@ from tests.conftest import RECORDED, ROOT, SECONDS as DEADLINE, as_on_a_terminal
 
 READING = dict(zip(READINGS, (97, 113 << 30, 61, 72, 655.4, 1980, 3201, 4), strict=True))
 KNOWN = {"name": "NVIDIA H200", "memory_bytes": 150754820096, "power_limit_watts": 700.0}
-# A machine with 8 GPUs, of which the last one does not answer, in place of this one.
-STAND_IN = f"""
-import sys
-from contextlib import contextmanager
-from pytest_gpufleet.machine import local_node
-from pytest_gpufleet.model.place import Gpu, GpuTopology, Missing
-
-class StandIn:
-    def count(self):
-        return 8
-    def ask(self, index, fact):
-        if index == 7:
-            return Missing("NVML: GPU is lost")
-        return {READING!r}[fact]
-
-@contextmanager
-def opened():
-    gpus = tuple(Gpu(n, {KNOWN!r} | {{"uuid": f"GPU-{{n}}"}}) for n in range(8))
-    yield local_node.LocalNode(StandIn(), GpuTopology(gpus=gpus, driver="580.159.04"))
-
-local_node.opened = opened
+# A recorded machine with 4 GPUs, of which the last one does not answer, in place of this one.
+CHANGE = f"""
+for gpu in gpus:
+    gpu.update({READING!r})
+gpus[3].update(dict.fromkeys({[*READING]!r}, Missing("NVML: GPU is lost")))
 """
-MONITOR = STAND_IN + "from pytest_gpufleet import cli; sys.exit(cli.main())"
+MONITOR = "import sys, tests.machine.recorded; from pytest_gpufleet import cli; sys.exit(cli.main())"
 
 
 def drawn(width, running="", **changes):
@@ -135,35 +119,40 @@ def test_only_whole_lines_of_the_newest_run_that_goes_on_count(tmp_path):
 def environment(**changes):
     taken_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if name not in taken_out}
-    return {**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **changes}
+    around = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT), "CHANGE": CHANGE}
+    return {**kept, **around, **changes}
 
 
-def monitor(*arguments, **changes):
-    command = [sys.executable, "-c", MONITOR, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment(**changes))
+@pytest.fixture
+def monitor(tmp_path):
+    def run(*arguments, **changes):
+        command, env = [sys.executable, "-c", MONITOR, *arguments], environment(**changes)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE, env=env)
+
+    return run
 
 
-def test_once_without_a_terminal_prints_one_plain_table():
+def test_once_without_a_terminal_prints_one_plain_table(monitor):
     done = monitor("monitor", "--once", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    assert done.stdout.count("655/700") == 7
+    assert done.stdout.count("655/700") == 3
     assert "does not answer" in done.stdout
 
 
 def test_json_goes_on_line_by_line_until_the_reader_leaves(tmp_path):
     write(tmp_path / "run" / "evidence.jsonl", started("test_a"))
     command = [sys.executable, "-c", MONITOR, "monitor", "--json", "--interval", "0.05", "--fleet-dir", str(tmp_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment()) as process:
+    how = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    with subprocess.Popen(command, **how) as process:
         documents = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.stdout.close()
         assert (process.wait(DEADLINE), process.stderr.read()) == (0, "")
     assert documents[0]["time"] < documents[1]["time"] < documents[2]["time"]
     gpus = documents[0]["gpus"]
-    assert (documents[0]["running"], [gpu["gpu"] for gpu in gpus]) == ("test_a", [f"gpu{index}" for index in range(8)])
+    assert (documents[0]["running"], [gpu["gpu"] for gpu in gpus]) == ("test_a", [f"gpu{index}" for index in range(4)])
     assert {name: gpus[0][name] for name in READINGS} == READING
-    assert (gpus[0]["clock_event_reasons_in_words"], gpus[7]["power_watts"]) == (["sw power cap"], None)
+    assert (gpus[0]["clock_event_reasons_in_words"], gpus[3]["power_watts"]) == (["sw power cap"], None)
 
 
 @pytest.mark.parametrize(("arguments", "status", "words"), [
@@ -171,7 +160,7 @@ def test_json_goes_on_line_by_line_until_the_reader_leaves(tmp_path):
     ("", 2, "Each COMMAND has a --help of its own.\n"),
     ("montior", 2, "'montior' is no command: did you mean monitor?\n"),
 ])  # fmt: skip
-def test_what_cannot_be_done_is_said_in_a_sentence(arguments, status, words):
+def test_what_cannot_be_done_is_said_in_a_sentence(monitor, arguments, status, words):
     done = monitor(*arguments.split())
     assert (done.returncode, done.stdout, done.stderr.endswith(words)) == (status, "", True), done.stderr
 
@@ -180,12 +169,12 @@ def test_what_cannot_be_done_is_said_in_a_sentence(arguments, status, words):
 class Terminal:
     """A pseudo-terminal of 80 columns with a process on it, and all that was written to it."""
 
-    def __init__(self, code, *arguments, rows=24, **changes):
+    def __init__(self, folder, code, *arguments, rows=24, **changes):
         self.text = ""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments], stdin=slave, stdout=slave, stderr=slave,
+            [sys.executable, "-c", code, *arguments], cwd=folder, stdin=slave, stdout=slave, stderr=slave,
             env=environment(**changes), start_new_session=True, preexec_fn=as_on_a_terminal,
         )  # fmt: skip
         os.close(slave)
@@ -216,8 +205,8 @@ class Terminal:
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, "xterm"), (signal.SIGTERM, "xterm"), (signal.SIGINT, "dumb")]
 )
-def test_the_end_by_a_signal_is_clean(number, kind):
-    terminal = Terminal(MONITOR, "monitor", "--interval", "0.1", TERM=kind)
+def test_the_end_by_a_signal_is_clean(tmp_path, number, kind):
+    terminal = Terminal(tmp_path, MONITOR, "monitor", "--interval", "0.1", TERM=kind)
     terminal.until("no run is on")
     terminal.process.send_signal(number)
     assert terminal.end() == 0
@@ -229,7 +218,7 @@ def test_the_end_by_a_signal_is_clean(number, kind):
         assert terminal.text.rfind("\x1b[?1049l") > terminal.text.rfind("\x1b[?1049h") >= 0, "and the screen as it was"
 
 
-PYTEST = "import os, pytest, sys; os.chdir(sys.argv[1]); sys.exit(pytest.main(sys.argv[2:]))"
+PYTEST = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
 
 
 def with_the_table(folder, body, *options, rows=24):
@@ -238,7 +227,7 @@ def with_the_table(folder, body, *options, rows=24):
     (folder / "test_a.py").write_text(body)
     asked = ("--gpus=4", "--fleet-dir=runs", "--fleet-monitor", "--fleet-interval=0.1", *RECORDED)
     change = "for gpu in gpus: gpu['power_watts'] = 655.4"
-    return Terminal(PYTEST, str(folder), *asked, *options, rows=rows, PYTHONPATH=str(ROOT), CHANGE=change)
+    return Terminal(folder, PYTEST, *asked, *options, rows=rows, CHANGE=change)
 
 
 @pytest.mark.parametrize(("rows", "seen"), [(24, True), (10, False)], ids=["room for it", "too small"])
