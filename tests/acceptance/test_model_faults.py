@@ -57,6 +57,7 @@ FAULTS = {
     "attention": (torch.nn.functional, "scaled_dot_product_attention", attention),
     "weight": (torch.optim.AdamW, "step", weight),
     "no step": (torch.optim.AdamW, "step", lambda genuine: lambda self: None),
+    "never a step": (torch.optim.AdamW, "step", lambda genuine: lambda self: None),
     "late step": (torch.optim.AdamW, "step", late(0.2)),
     "late all_reduce": (dist, "all_reduce", late(0.02)),
     "always": (torch.nn.functional, "linear", bit(range(10**9))),
@@ -75,6 +76,7 @@ BOTH, SOAK = f"{UNDER_LOAD}::test_both_stay_exact", f"{EACH_GPU}::test_collectiv
 WRONG = {
     "attention": ([f"{TRANSFORMER}::test_loss_follows_fp32"], FAULTY, "training_wrong", [1]),
     "no step": ([f"{TRANSFORMER}::test_speed"], FAULTY, "rank_raised", [1]),
+    "never a step": ([f"{TRANSFORMER}::test_all_train_as_one_gpu[ddp]"], FAULTY, "training_wrong", [0, 1, 2]),
     "weight": ([f"{TRANSFORMER}::test_ranks_end_alike"], FAULTY, "replicas_differ", [1]),
     "one bit": ([BOTH], test_compute.FAULT, "matmul_nondeterministic", [1]),
     "flip": ([BOTH, SOAK], test_acceptance.FAULT, "collective_wrong", [1, 1]),

@@ -111,3 +111,22 @@ def test_one_element_of_a_large_one_is_found(two_ranks):
     two_ranks.run(plant, "all_reduce", bool)
     wrong = "part 0: 1 of 4,096 elements are wrong: [7] is 18.0, expected 17.0"
     assert two_ranks.run(exactness.large_all_reduce, 4 * 10_007) == ["", wrong]
+
+
+def test_what_is_wrong_in_a_tensor_with_gaps_is_found(two_ranks):
+    two_ranks.run(plant, "all_reduce", bool)
+    fine, wrong = two_ranks.run(exactness.exchange, "all_reduce", "sum", [torch.float32], strided=True)
+    assert (fine.wrong, len(wrong.wrong)) == ((), 3)  # of no smaller ones
+    assert all("elements are wrong: [7] is " in each for each in wrong.wrong), wrong
+
+
+def test_gaps_in_a_tensor_that_are_overwritten_are_found(two_ranks):
+    def overwrite(rank):
+        genuine = torch.Tensor.copy_
+        if rank.index == 0:
+            torch.Tensor.copy_ = lambda to, origin: genuine(to, origin) if to.is_contiguous() else to._base.fill_(7)
+
+    two_ranks.run(overwrite)
+    overwritten, _ = two_ranks.run(exactness.exchange, "all_gather", "", [torch.float32], strided=True)
+    assert all("elements beside the tensor were overwritten" in each for each in overwritten.wrong), overwritten
+    assert len(overwritten.wrong) >= 3
