@@ -128,9 +128,8 @@ class Run:
     @property
     def burn_in_seconds(self) -> float:
         usual = 10.0 if self.target.rehearsal_ranks else levels.BURN_IN_SECONDS
-        return max(
-            self.options.burn_in or usual, levels.seconds_until_rare(self.options.bound or 0.0, self.target.size)
-        )
+        until_rare = levels.seconds_until_rare(self.options.bound or 0.0, self.target.size)
+        return max(self.options.burn_in or usual, until_rare)
 
     def watch(self, hear: Callable[[Sample], None]) -> None:
         """Heed signals from here on. With GPUs, start telemetry: a thread of its own calls `hear(sample)`."""

@@ -177,8 +177,7 @@ def full_clock_rates(world: World) -> Measurement:
 def why_below_full_clock(measured: Measurement, gpus: Sequence[Gpu]) -> str | list[Fault]:
     """Whether those that are slow were held at a lower clock than the fastest of their model, or do less in a clock."""
     clocks = {at: state.sm_clock_mhz for at, state in measured.gpu_states.items() if state.sm_clock_mhz}
-    models: dict[Where, str] = {gpu.place: gpu.name for gpu in gpus}
-    faults, alike = list[Fault](), True
+    models, faults, alike = dict[Where, str]((gpu.place, gpu.name) for gpu in gpus), list[Fault](), True
     for at, value in measured.values.items():
         like = (other for other in measured.values if models.get(other) == models.get(at))
         fastest = max(like, key=measured.values.__getitem__)

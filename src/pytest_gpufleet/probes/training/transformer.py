@@ -182,9 +182,8 @@ def fitting_model(rank: Rank, model: str | None = None) -> tuple[str, int]:
     must_have(RECIPE, rank.device)
     if rank.device.type == "cpu":
         return REHEARSAL, SHAPES[REHEARSAL].batch
-    there = room(rank)
     for name in [model] if model else ["transformer-0.6b", "transformer-0.1b"]:
-        if batch := fitting_batch(SHAPES[name], there):
+        if batch := fitting_batch(SHAPES[name], room(rank)):
             return name, batch
     return too_large(name, SHAPES[name].bytes_of_weights + SHAPES[name].bytes_of_a_sequence)
 
