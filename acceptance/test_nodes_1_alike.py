@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gpufleet import LiveMachine, expect_none, not_applicable, not_judged
-from pytest_gpufleet.verdict.fleet import fleet_peers, host_runs
+from pytest_gpufleet.verdict.fleet import equality, fleet_peers, host_runs
 
 pytestmark = [
     pytest.mark.chapter("Nodes alike", "Are all nodes alike, and equally fast?"),
@@ -30,7 +30,7 @@ def test_nodes_are_alike(own_runs: Mapping[int, host_runs.HostRun]) -> None:
     variables of its environment. Nodes with other software or firmware take no part in the checks between nodes.
     Without a majority no node can be blamed, and none is left out.
     """
-    expect_none(fleet_peers.nodes_unlike_others(own_runs))
+    expect_none(fleet_peers.nodes_differ(own_runs, equality.unlike))
 
 
 def test_no_node_is_slower_than_the_others(own_runs: Mapping[int, host_runs.HostRun]) -> None:
@@ -40,7 +40,7 @@ def test_no_node_is_slower_than_the_others(own_runs: Mapping[int, host_runs.Host
     run at its pace. Look at what its GPUs have in common: clocks, power limit, cooling, BIOS settings, memory modules
     (`dmidecode -t memory`), and what else runs there.
     """
-    expect_none(fleet_peers.slower_than_other_nodes(own_runs))
+    expect_none(each.fault for each in fleet_peers.slow_places(own_runs).slow)
 
 
 @pytest.mark.level("standard")
@@ -54,7 +54,7 @@ def test_nodes_compute_the_same_bits(own_runs: Mapping[int, host_runs.HostRun]) 
     """
     if not fleet_peers.fingerprints_in_common(own_runs):
         not_applicable("no two nodes have fingerprints of the same GPU model and libraries")
-    expect_none(fleet_peers.nodes_compute_otherwise(own_runs))
+    expect_none(fleet_peers.nodes_differ(own_runs, equality.other_bits))
 
 
 def test_clocks_agree(machine: LiveMachine) -> None:

@@ -28,8 +28,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpufleet.nodes import agent_process, cluster
-from pytest_gpufleet.nodes.agent_process import with_secret
+from pytest_gpufleet.nodes import cluster, launchers
+from pytest_gpufleet.nodes.launchers import with_secret
 from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.plugin import report_files
@@ -140,7 +140,7 @@ class MadeUpNodes:
 
 def transport_for(options: Options) -> Transport:
     assert isinstance(options.nodes, int)
-    likeness = agent_process.own_install(cluster_run.settings_for(options))
+    likeness = launchers.own_install(cluster_run.settings_for(options))
     return Transport(MadeUpNodes(options.nodes, likeness), seconds=600.0)
 
 

@@ -15,7 +15,7 @@ from pytest_gpufleet.machine.rdma import wired_otherwise
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.probes.links.copies import some_rounds
 from pytest_gpufleet.probes.search.nodes import Culprits, of_rails
-from pytest_gpufleet.run.node_runs import behind
+from pytest_gpufleet.run.node_runs import usual
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 
@@ -50,12 +50,9 @@ def alone(nodes: int) -> set[tuple[str, str]]:
 
 def hung(nodes: int, stopped: Collection[int]) -> set[int]:
     """Whose own run falls behind the others after 10 min."""
-    times = {node: [30.0 + node % 5, 60.0 + node % 7] for node in range(nodes)} | {node: [31.0] for node in stopped}
-    return {
-        node
-        for node, own in times.items()
-        if behind(own, [each for each in times.values() if each is not own], 700, 600)
-    }
+    took = {node: [30.0 + node % 5, 30.0 + node % 7] for node in range(nodes)} | {node: [31.0] for node in stopped}
+    steps = {node: usual(len(own), [*took.values()]) for node, own in took.items()}
+    return {node for node, step in steps.items() if 700.0 - sum(took[node]) - step > 600.0}
 
 
 def pairs(nodes: int, seed: int) -> tuple[Culprits, tuple[tuple[int, int], ...], Fabric]:

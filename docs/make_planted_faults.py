@@ -30,8 +30,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run import resume
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.fleet.equality import ports_unlike
-from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_unlike_others, slower_than_other_nodes
+from pytest_gpufleet.verdict.fleet.equality import ports_unlike, unlike
+from pytest_gpufleet.verdict.fleet.fleet_peers import clocks_apart, nodes_differ, slow_places
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.profile import for_gpu
 from pytest_gpufleet.verdict.verdict import remarks
@@ -230,7 +230,7 @@ def network(carried, said="", ports=1):
 def slow_nodes(*runs):
     """By the tolerances of today."""
     today = [replace(run, record=judge_again(run.record, for_gpu(H200))) for run in runs]
-    return of(slower_than_other_nodes(dict(enumerate(today))))
+    return of(each.fault for each in slow_places(dict(enumerate(today))).slow)
 
 
 def boards():
@@ -240,7 +240,7 @@ def boards():
 def among_nodes(**differing):
     """One node of four: what differs in its evidence."""
     return lambda: of(
-        nodes_unlike_others(dict(enumerate(host_run(f"node-{n}", **(differing if n == 2 else {})) for n in range(4))))
+        nodes_differ(dict(enumerate(host_run(f"node-{n}", **(differing if n == 2 else {})) for n in range(4))), unlike)
     )
 
 

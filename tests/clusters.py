@@ -12,7 +12,7 @@ from pytest_gpufleet.run.folder import Evidence, RunFolder
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict import basis, profile
 from pytest_gpufleet.verdict.basis import as_given
-from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judged
 from pytest_gpufleet.verdict.judgement import judge, read
 from tests import runs
 from tests.edited_evidence import seal
@@ -86,7 +86,7 @@ def cluster(folder, limits, ends=None, *, hosts=HOSTS, wanted=3, values=None, ot
     _between(evidence, given, values or {"world": 320.0})
     for event in more:
         evidence.add(event)
-    ended = settled(evidence.record, "", RunFolder(folder).own_runs(evidence.record))
+    ended, _ = judged(evidence.record, "", RunFolder(folder).own_runs(evidence.record))
     evidence.add(events.Verdict(verdict=ended.verdict, reasons=ended.reasons, broken="", exit_status=ended.exit_status))
     evidence.close()
     return seal(folder)

@@ -23,11 +23,10 @@ def seal(folder):
     """Write the summary and the page that go with the evidence in a folder, the page as far as commands read it."""
     evidence = folder / "evidence.jsonl"
     record, digest = read(evidence), sha256(evidence)
-    runs = RunFolder(folder).own_runs(record)
-    record = ended(record, runs)
+    record, fleet = ended(record, RunFolder(folder).own_runs(record))
     page = f'<section class="fleet-banner fleet-{record.verdict.lower()}"><code id="fleet-sha256">{digest}</code>'
     (folder / "report.html").write_text(page)
-    (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html"), runs))
+    (folder / "summary.json").write_text(summary.text(record, digest, sha256(folder / "report.html"), fleet))
     return folder
 
 

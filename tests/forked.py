@@ -128,7 +128,7 @@ def of_ours(command):
     """The arguments of a Python that can be forked; of all else none."""
     from execnet import gateway_io
 
-    from pytest_gpufleet.nodes import agent_process
+    from pytest_gpufleet.nodes import launchers
     from pytest_gpufleet.world.engines import forkserver
 
     if not isinstance(command, list):
@@ -139,7 +139,7 @@ def of_ours(command):
         case (sys.executable, "-m", "pytest", *_) | (
             sys.executable,
             "-c",
-            forkserver.BOOT | agent_process.BOOT | gateway_io.popen_bootstrapline,
+            forkserver.BOOT | launchers.BOOT | gateway_io.popen_bootstrapline,
             *_,
         ):
             return arguments

@@ -13,7 +13,7 @@ from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.metric import GiB, Measurement, MiB
 from pytest_gpufleet.model.place import WORLD, Pair, Place, joined
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judged
 
 GROUPS = "acceptance/test_nodes_groups.py::test_pairs_of_nodes"
 RAILS = "acceptance/test_nodes_rails.py::test_each_rail"
@@ -66,7 +66,7 @@ def of_nodes(hosts, between=None):
     )  # fmt: skip
     _add_between(record, [node for node in runs if node not in between.left_out], between)
     record.started = list(record.checks)
-    return settled(record, "", runs), runs
+    return judged(record, "", runs)[0], runs
 
 
 def _add_between(record, nodes, between):

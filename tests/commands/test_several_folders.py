@@ -188,13 +188,15 @@ def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, verdict, tmp_path, l
 
 
 # ---------------------------------------------------------------- judge
-def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits):
+def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits, ran):
     slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
     folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})
     easy = clusters.limits(tmp_path / "easy.toml", between=250.0, alone=4500.0)
     record = judged(folder, easy)
     assert (record.verdict, record.exit_status) == ("ACCEPTED", 0)
     assert {check.outcome for check in record.checks.values()} == {"passed"}
+    status, output, _ = ran("judge", folder, f"--fleet-profile={easy}", "--json")
+    assert (status, json.loads(output)["runs"][0]["summary"]["failed_nodes"]) == (0, [])
     # Either half alone does not do.
     for easier, of_each in (({"between": 250.0}, "REJECTED"), ({"alone": 4500.0}, "ACCEPTED")):
         record = judged(folder, clusters.limits(tmp_path / "half.toml", **easier))
@@ -214,4 +216,5 @@ def test_a_node_that_limits_reject_only_now_is_named_and_limits_bring_no_lost_no
 
 def judged(folder, limits):
     """What `gpufleet judge` makes of it."""
-    return of_runs.judged(RunFolder(folder), limits, None)
+    record, _ = of_runs.judged(RunFolder(folder), limits, None)
+    return record

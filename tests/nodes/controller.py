@@ -10,7 +10,7 @@ import msgspec
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages, wire
-from pytest_gpufleet.nodes.agent_process import OwnAgents
+from pytest_gpufleet.nodes.launchers import OwnAgents
 from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.world.engines import processes
 from tests.forked import is_nursery

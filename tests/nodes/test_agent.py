@@ -28,7 +28,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.nodes import agent as agent_module, messages
 from pytest_gpufleet.nodes.agent import Agent, Background, OwnNode
-from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.launchers import AgentSettings
 from pytest_gpufleet.world.call import Answer, Call, Trace, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
 from tests import machines
@@ -135,10 +135,10 @@ def run_suite(agent, folder, *arguments):
 
 
 def outcomes_of(agent):
-    outcomes = []
-    while not isinstance(news := agent.hear(messages.Pulse | messages.SuiteEnded), messages.SuiteEnded):
-        outcomes += [each.outcome for each in news.ended]
-    return outcomes, news
+    ended = []
+    while not ended or not isinstance(ended[-1], messages.SuiteEnded):
+        ended += agent.hear(messages.Pulse).ended
+    return [each.outcome for each in ended[:-1]], ended[-1]
 
 
 def test_its_own_run_is_told_while_it_goes_on_and_its_files_are_read_in_parts(agent, tmp_path):
@@ -294,20 +294,15 @@ class Broken:
     def start(self, specs):
         raise OSError(28, "No space left on device")
 
-    get_ready = start
-
     def submit(self, ranks, parcel):
         raise OSError(28, "No space left on device")
 
 
 def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(tmp_path):
-    agent = Agent(settings(tmp_path), SimpleNamespace(), tmp_path)
+    agent = Agent(settings(tmp_path, head="127.0.0.1:1"), SimpleNamespace(), tmp_path)
     agent._engine = Broken()
-    agent._get_ready()
     assert [died.rank for died in agent._start(pickle.dumps(specs(1, 2)[1:]))] == [1, 2]
-    assert agent._submit((1, 2), b"large") == []
-    agent._ranks = frozenset((2, 3, 4))
-    died = agent._submit((0, 2, 4), b"large")
+    died = agent._deaths((2, 4), "", lambda: agent._engine.submit((2, 4), b"large"))
     assert [(each.rank, "No space left" in each.reason) for each in died] == [(2, True), (4, True)]
 
 

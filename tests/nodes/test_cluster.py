@@ -85,6 +85,7 @@ def test_a_cable_that_is_put_back_in_time_costs_nothing_and_a_silent_node_is_los
 
 def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):
     fake.happens(after=600.0)
+    assert cluster.listening.seconds <= 1.0  # nor is a run hung that was not heard meanwhile
     silence(fake, of=-1, seconds=3)
     silence(fake, of=1, seconds=9)
     assert cluster.alive == (0, 1, 2)
@@ -100,7 +101,7 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluste
     assert len(fake.told(1, messages.Beat)) == before
     cluster.send(1, messages.Submit((0,), b"nothing"))
     own = [messages.CheckEnded("a", "passed", 1.0), messages.SuiteEnded(0, "", "run", {})]
-    fake.happens((1, Answer(0, b"too late")), (1, messages.Pulse(ended=(own[0],))), (1, own[1]))
+    fake.happens((1, Answer(0, b"too late")), (1, messages.Pulse(ended=tuple(own))))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
     assert cluster.rank_news(0) == []
@@ -151,10 +152,10 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     with running(fake) as cluster:
         pulse = messages.Pulse(check="b", ended=(first, second))
         fake.happens((0, pulse), (2, Answer(1, b"a")), (2, Death(0, "x")))
-        fake.happens((0, ended), (1, PULSE))
+        fake.happens((0, messages.Pulse(ended=(ended,))), (1, PULSE))
         assert cluster.suite_news(0) == [(0, first), (0, second), (0, ended)]
         assert cluster.rank_news(0) == [(2, Answer(1, b"a")), (2, Death(0, "x"))]
-        assert cluster.pulses == {0: pulse, 1: PULSE}
+        assert cluster.pulses == {0: messages.Pulse(ended=(ended,)), 1: PULSE}
 
 
 def test_questions_are_answered_by_those_that_can():

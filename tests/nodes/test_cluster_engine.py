@@ -10,8 +10,8 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.nodes import messages
-from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
+from pytest_gpufleet.nodes.launchers import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.world.call import Answer, Death, Trace
 from pytest_gpufleet.world.failure import RankFailure

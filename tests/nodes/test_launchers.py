@@ -9,9 +9,8 @@ import pytest
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.suite import code
-from pytest_gpufleet.nodes import agent_process, launchers
-from pytest_gpufleet.nodes.agent_process import AgentSettings
-from pytest_gpufleet.nodes.launchers import PORT, Task, find, starts_several
+from pytest_gpufleet.nodes import launchers
+from pytest_gpufleet.nodes.launchers import PORT, AgentSettings, Task, find, starts_several
 from pytest_gpufleet.nodes.messages import DialIn
 from pytest_gpufleet.run.cluster_run import take_part, transport_for
 from pytest_gpufleet.run.settings import Options
@@ -107,13 +106,13 @@ def other(name, **differs):
 
 
 def test_nodes_with_the_same_installation_are_welcome_and_others_named_together_whatever_their_version():
-    agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
+    launchers.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
     nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
     with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
-        agent_process.refuse_others(OWN, nodes)
+        launchers.refuse_others(OWN, nodes)
     sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
     with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
-        agent_process.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
+        launchers.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
 
 
 @pytest.mark.parametrize(("differs", "described"), [
@@ -121,25 +120,25 @@ def test_nodes_with_the_same_installation_are_welcome_and_others_named_together_
     ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
     ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
     ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
-    ({"suite": ""}, f"gf1: {agent_process.NO_FOLDER}."),
-    ({"suite": agent_process.EMPTY}, f"gf1: {agent_process.NO_CHECKS}."),
+    ({"suite": ""}, f"gf1: {launchers.NO_FOLDER}."),
+    ({"suite": launchers.EMPTY}, f"gf1: {launchers.NO_CHECKS}."),
 ])  # fmt: skip
 def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
     with pytest.raises(Refused) as refused:
-        agent_process.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
+        launchers.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
     assert described in str(refused.value)
     assert "gf0" not in str(refused.value)
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite_wherever_that_stands(folder, tmp_path_factory):
-    own = agent_process.own_install(AgentSettings(str(folder), suite=("checks",)))
-    assert (own.package, own.suite) == (code(), agent_process.suite(folder, ["checks"]))
+    own = launchers.own_install(AgentSettings(str(folder), suite=("checks",)))
+    assert (own.package, own.suite) == (code(), launchers.suite(folder, ["checks"]))
     assert len(own.package) == 64
     other = tmp_path_factory.mktemp("other")
     (folder / "checks").rename(other / "checks")
-    before = agent_process.suite(other, ["checks"])
+    before = launchers.suite(other, ["checks"])
     (other / "checks").rename(folder / "checks")
-    assert agent_process.suite(folder, ["checks"]) == before
+    assert launchers.suite(folder, ["checks"]) == before
 
 
 @pytest.fixture
@@ -162,13 +161,13 @@ def folder(tmp_path):
     ("checks", lambda at: shutil.copytree(at / "checks/inner", at / "checks/.venv"), False),
 ])  # fmt: skip
 def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, another):
-    before = agent_process.suite(folder, [suite])
+    before = launchers.suite(folder, [suite])
     change(folder)
-    assert (agent_process.suite(folder, [suite]) != before) is another
-    assert agent_process.suite(folder, [f"{suite}::test_it"]) == agent_process.suite(folder, [suite])
+    assert (launchers.suite(folder, [suite]) != before) is another
+    assert launchers.suite(folder, [f"{suite}::test_it"]) == launchers.suite(folder, [suite])
 
 
 def test_an_empty_folder_of_checks_is_another_thing_and_where_there_is_no_folder_is_no_suite(folder):
-    assert agent_process.suite(folder, ["nothing", "checks/test_b.py"]) == agent_process.EMPTY
-    assert agent_process.suite(folder / "none", []) == ""
-    assert agent_process.suite(folder, []) != ""
+    assert launchers.suite(folder, ["nothing", "checks/test_b.py"]) == launchers.EMPTY
+    assert launchers.suite(folder / "none", []) == ""
+    assert launchers.suite(folder, []) != ""

@@ -4,12 +4,13 @@ asked, and what nodes are named for."""
 import socket
 import threading
 import urllib.parse
+from collections import Counter
 from contextlib import contextmanager
 
 import pytest
 
 from pytest_gpufleet.nodes import network
-from pytest_gpufleet.nodes.agent_process import AgentSettings
+from pytest_gpufleet.nodes.launchers import AgentSettings
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen
 from pytest_gpufleet.nodes.network import MESSAGE_BYTES, Interface, connect, for_ranks, listen, of_traffic
 from tests.nodes.controller import controlled
@@ -104,43 +105,38 @@ def three_nodes(**answers):
 
 
 PAIRS = [(0, 1), (0, 2), (1, 2)]
+ASKED = Counter()
 
 
-def test_nodes_that_reach_each_other_say_nothing_nor_does_one_that_is_left_out():
-    with three_nodes() as cluster:
-        assert network.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
+def at_the_second_time(node, question):
+    ASKED[node] += 1
+    return {} if ASKED[node] > 1 else dict.fromkeys(question.nodes, "timed out")
+
+
+def behind_a_closed_door(node, question):
+    with somebody() as closed:
+        pass
+    return (closed,) if node == 2 else doors_of(node, question)
+
+
+@pytest.mark.parametrize(("answers", "apart", "why"), [
+    ({}, [], ""),
+    ({"Connect": at_the_second_time}, [], ""),
+    ({"Listen": behind_a_closed_door}, [(0, 2), (1, 2)], " to gf2: from 127.0.0.1 to port"),  # one direction is enough
+    ({"Listen": lambda node, question: "trouble: no ib0" if node == 1 else doors_of(node, question)},
+     [(0, 1), (1, 2)], " to gf1: trouble: no ib0"),
+], ids=["all", "second time", "closed door", "no interface"])  # fmt: skip
+def test_nodes_that_do_not_reach_each_other_are_named_with_the_direction(answers, apart, why):
+    with three_nodes(**answers) as cluster:
+        found = network.reached(cluster, PAIRS)
+    assert [pair for pair in PAIRS if found[pair]] == apart
+    assert all(why in found[pair] and "; " not in found[pair] for pair in apart)
+
+
+def test_nothing_is_said_of_a_node_that_is_left_out():
     with three_nodes(Connect=lambda node, question: "trouble" if node else connect(question.nodes)) as cluster:
         cluster.leave_out(1, "it is slow")
-        found = network.reached(cluster, PAIRS)
-    assert {pair for pair in PAIRS if found[pair]} == {(0, 2)}
-
-
-def test_a_node_that_answers_at_the_second_time_is_reached():
-    asked = []
-
-    def at_the_second_time(node, question):
-        asked.append(node)
-        return {} if asked.count(node) > 1 else dict.fromkeys(question.nodes, "timed out")
-
-    with three_nodes(Connect=at_the_second_time) as cluster:
-        assert network.reached(cluster, PAIRS) == dict.fromkeys(PAIRS, "")
-
-
-def test_one_direction_is_enough_and_is_named():
-    with somebody() as closed, three_nodes(
-        Listen=lambda node, question: (closed,) if node == 2 else doors_of(node, question)
-    ) as cluster:  # fmt: skip
-        found = network.reached(cluster, PAIRS)
-    assert {pair for pair in PAIRS if found[pair]} == {(0, 2), (1, 2)}
-    assert found[0, 2].startswith("gf0 to gf2: from 127.0.0.1 to port")
-    assert "gf2 to gf0" not in found[0, 2]
-
-
-def test_a_node_without_the_interface_that_was_chosen_says_so():
-    listens = {"Listen": lambda node, question: "trouble: no ib0" if node == 1 else doors_of(node, question)}
-    with three_nodes(**listens) as cluster:
-        found = network.reached(cluster, PAIRS)
-    assert {pair for pair in PAIRS if "no ib0" in found[pair]} == {(0, 1), (1, 2)}
+        assert {pair for pair, why in network.reached(cluster, PAIRS).items() if why} == {(0, 2)}
 
 
 def test_an_agent_listens_and_connects(tmp_path):
@@ -182,7 +178,4 @@ def test_on_one_machine_it_is_loopback_and_ranks_meet_at_a_port_that_can_be_had(
 def test_ranks_talk_on_the_interface_of_their_node_unless_somebody_chose_others(environment, nccl, gloo):
     found = [for_ranks("eth0", index, environment) for index in range(3)]
     assert found == [{"NCCL_SOCKET_IFNAME": nccl, "GLOO_SOCKET_IFNAME": name} for name in gloo]
-
-
-def test_without_a_known_interface_nothing_is_chosen():
-    assert for_ranks("", 0, {"GLOO_SOCKET_IFNAME": "eth1"}) == {}
+    assert for_ranks("", 0, environment) == {}  # where none is known

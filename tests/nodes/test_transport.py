@@ -8,9 +8,9 @@ import pytest
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.nodes import agent_process, wire
-from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes import launchers, wire
 from pytest_gpufleet.nodes.cluster import Cluster
+from pytest_gpufleet.nodes.launchers import AgentSettings, OwnAgents
 from pytest_gpufleet.nodes.messages import OVER, DialIn, Rendezvous, Submit
 from pytest_gpufleet.nodes.wire import Transport
 from pytest_gpufleet.world.engines import processes
@@ -126,18 +126,18 @@ def test_one_with_another_secret_or_of_another_run_is_told_by_address_and_knows_
     assert transport.start() == {}
     assert (transport.strangers, transport.missing) == (("127.0.0.1",), ("task 0",))
     agents[0].receive()
-    assert agents[0].was_connected
+    assert agents[0].connected_at
     assert agents[0].was_refused
     close(transport, *agents)
 
 
 def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatch, capfd):
-    soon = agent_process.BOOT.replace("agent.main", "agent.REFUSED_SECONDS = 3.0; agent.main")
-    monkeypatch.setattr(agent_process, "BOOT", soon)
+    soon = launchers.BOOT.replace("agent.main", "agent.REFUSED_SECONDS = 3.0; agent.main")
+    monkeypatch.setattr(launchers, "BOOT", soon)
 
     def dial(port):
         settings = AgentSettings(str(tmp_path), rehearse=1, keep_in=str(tmp_path), head=f"127.0.0.1:{port}")
-        agent = agent_process.with_secret(agent_process.command(settings), b"x" * wire.KEY_BYTES)
+        agent = launchers.with_secret(launchers.command(settings), b"x" * wire.KEY_BYTES)
         assert agent.wait(2 * 60) == 0
 
     transport = Transport(Launched(dial), 1, 0.0)

@@ -64,6 +64,12 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_node_alone_is_cut_off_from_nobody(n):
+    """As where the others were lost while a check between them ran."""
+    assert who_is_cut_off(range(n), HOSTS, Network(n).reached) == ((), {})
+
+
 @pytest.mark.parametrize("n", [4, 5, 16, 500])
 @pytest.mark.parametrize(("cut", "pairs", "rack", "faults", "left_out"), CASES)
 def test_who_is_cut_off_is_named_and_the_others_go_on(n, cut, pairs, rack, faults, left_out):

@@ -30,7 +30,7 @@ from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import profile
 from pytest_gpufleet.verdict.across_runs.rejudgement import judge_again
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, ended, settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, ended, judged
 from tests.acceptance.checks import outcomes
 from tests.machines import Recorded
 
@@ -59,10 +59,10 @@ def texts(folder):
     """What is expected of a run, by the names of the files."""
     record, digest = folder.record(), folder.digest()
     runs = folder.own_runs(record)
-    record = ended(record, runs)
-    html = page(record, digest, runs, folder.reports(runs.values(), folder.path))
+    record, fleet = ended(record, runs)
+    html = page(record, digest, fleet, folder.reports(runs.values(), folder.path))
     found = {
-        "recorded.txt": told(settled(record, record.broken, runs)),
+        "recorded.txt": told(judged(record, record.broken, runs)[0]),
         "today.txt": told(by_todays_limits(record, runs)) + (said_of_facts(record) if not record.of_cluster else ""),
         "summary.json": one_a_line(codec.plain(summary.summary(record, digest))),
         "page.txt": text_of(html),

@@ -12,7 +12,7 @@ from pytest_gpufleet.report import hosts
 from pytest_gpufleet.report.hosts import ALIKE, MOST_FIGURES, OWN, PEERS, counts, document, host_rows, page
 from pytest_gpufleet.report.page import page as report
 from pytest_gpufleet.report.terminal.summary_lines import MOST_HOSTS, fleet_lines
-from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet, over_nodes
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, judge_fleet
 from tests.fleets import fleet_of, host_run, rejected, slower
 from tests.node_records import Between, of_nodes
 from tests.report.page import Page, seen
@@ -110,13 +110,13 @@ def nodes():
 @pytest.fixture(scope="module")
 def rows(nodes):
     record, runs = nodes
-    return {row.host: row for row in hosts.rows(record, over_nodes(record, runs))}
+    return {row.host: row for row in hosts.rows(record, ended(record, runs)[1])}
 
 
 @pytest.fixture(scope="module")
 def node_page(nodes):
-    record, runs = nodes
-    return Page(report(record, "5e0" * 21 + "1", runs, {runs[15].folder: "nodes/15-node-016/report.html"}))
+    record, fleet = ended(*nodes)
+    return Page(report(record, "5e0" * 21 + "1", fleet, {fleet.hosts[15].folder: "nodes/15-node-016/report.html"}))
 
 
 def test_each_node_stands_by_its_own_run_and_by_the_checks_between_and_its_places_by_its_host(rows):
@@ -141,7 +141,7 @@ def test_each_node_stands_by_its_own_run_and_by_the_checks_between_and_its_place
 def test_the_page_leads_to_each_node_that_is_not_fine_and_to_its_own_report_in_chinese_too(rows, node_page, nodes):
     assert hosts_led_to(node_page, "nodes/15-node-016/report.html") == sum(row.wrong for row in rows.values())
     assert "which only holders of the cluster&#39;s token can read or send" in node_page.html
-    text = Page(report(*nodes[:1], "", nodes[1], language="zh")).text
+    text = Page(report(nodes[0], "", ended(*nodes)[1], language="zh")).text
     assert "1 台主机（node-045）失联：nothing heard" in text  # noqa: RUF001
     assert "该节点的一条 rail 慢：node-041 rail 2" in text  # noqa: RUF001
     assert "SN-node-016" in node_page.html
@@ -158,10 +158,10 @@ def test_on_a_phone_nothing_is_cut_off(node_page, accepted, bad_gpu, tmp_path):
 
 def test_a_node_whose_evidence_is_not_here_has_a_row_all_the_same():
     record, _ = of_nodes(fleet_of(3))
-    rows = hosts.rows(record, over_nodes(record, {}))
+    rows = hosts.rows(record, ended(record)[1])
     assert [row.host for row in rows] == ["node-001", "node-002", "node-003"]
     assert all(row.cells[PAIRS] == "ok" and row.cells[OWN] == "not run" for row in rows)
-    assert "no run that counts" in report(record, "")
+    assert "no run that counts" in report(record, "", ended(record)[1])
 
 
 @pytest.mark.parametrize(

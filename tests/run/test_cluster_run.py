@@ -13,7 +13,7 @@ from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import GpuTopology, Missing, gpu, where
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
-from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Lock, ReadHost, RunSuite
+from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Listening, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
@@ -26,7 +26,7 @@ class Answering:
     many `seconds` to answer."""
 
     def __init__(self, alive):
-        self.alive, self.lost, self.left_out = list(alive), {}, {}
+        self.alive, self.lost, self.left_out, self.listening = list(alive), {}, {}, Listening(1.0)
         healthy = {Lock: "", CheckHealth: Health(), ReadHost: {"network_ports": ()}, RunSuite: 4711}
         self.answers = {kind: dict.fromkeys(alive, answer) for kind, answer in healthy.items()}
 
@@ -155,6 +155,18 @@ def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, 
     lost, found = run.said
     assert lost == NodeLost(node=2, why="its agent died by SIGKILL")
     assert (found.fault.name, found.fault.subjects) == ("node_lost", (where("node2"),))
+
+
+@pytest.mark.parametrize(("kernels", "threads"), [(("a", "a"), 4), (("a", "b"), 8)])
+def test_ranks_of_nodes_that_are_one_host_share_its_processors(monkeypatch, kernels, threads):
+    """Also in a rehearsal, which a launcher starts on hosts that are several."""
+    hellos = {
+        node: hello(node, machine=HostFound("", {"boot_id": kernel, "processors_allowed": 16}))
+        for node, kernel in enumerate(kernels)
+    }
+    names = {0: "gf0", 1: "gf1"}
+    monkeypatch.setattr(ClusterRun, "cluster", SimpleNamespace(alive=(0, 1), hellos=hellos, names=names))
+    assert {spec.cpu_threads for spec in ClusterRun(Options(rehearse=2, nodes=2)).ranks._specs()} == {threads}
 
 
 BUSES = ("00000000:0A:00.0", "")  # the second does not answer

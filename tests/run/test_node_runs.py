@@ -1,16 +1,17 @@
 """The nodes' own runs as their controller has them: how far they are, what they came to, and what is brought here."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from pytest_gpufleet.model.events import NodeFound
 from pytest_gpufleet.nodes.cluster import Lost, Trouble
-from pytest_gpufleet.nodes.messages import CheckEnded, RunSuite, SuiteEnded
+from pytest_gpufleet.nodes.messages import CheckEnded, Pulse, RunSuite, SuiteEnded
 from pytest_gpufleet.run import node_runs
 from pytest_gpufleet.run.folder import RunFolder
-from pytest_gpufleet.run.node_runs import NodeRuns
+from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.safe_files import sha256
 
 BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf"}).encode()
@@ -25,6 +26,7 @@ class Answering:
 
     def __init__(self):
         self.lost, self.news = {}, []
+        self.pulses, self.listening = {2: Pulse(check="test_gemm")}, SimpleNamespace(seconds=0.0)
 
     def ask_each(self, questions, timeout):
         return {node: 4711 if isinstance(each, RunSuite) else None for node, each in questions.items()}, {}
@@ -129,53 +131,52 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
     assert runs.all[0].finished(None).sha256 == ""
 
 
-@pytest.mark.parametrize(("own", "others", "now", "usual"), [
-    ([], [[10.0], [12.0], [11.0]], 700.0, 11.0),
-    ([], [[10.0], [12.0], [11.0]], 600.0, None),  # not yet
-    ([10.0], [[10.0, 20.0], [10.0, 40.0], [10.0]], 640.0, 20.0),
-    ([10.0], [[10.0, 20.0], [10.0], [10.0]], 9999.0, None),  # with most others
-    ([0.0], [[0.0, 1000.0]] * 3, 5000.0, None),  # five times a long check is longer
-    ([0.0], [[0.0, 1000.0]] * 3, 6500.0, 1000.0),
-    ([0.0, 20.0], [[1.0, 2.0, 3.0]] * 3, 650.0, 1.0),  # at its end
-    ([], [], 9999.0, None),
+# ---------------------------------------------------------------- one that does not get on
+NOT_RUN = float("nan")
+
+
+@pytest.mark.parametrize(("steps", "waited", "hung"), [
+    ([[10.0], [12.0], [11.0]], 620.0, True),
+    ([[10.0], [12.0], [11.0]], 600.0, False),  # not yet
+    ([[1000.0]] * 3, 5000.0, False),  # five times a long check is longer
+    ([[1000.0]] * 3, 6500.0, True),
+    ([[10.0], [], []], 620.0, True),  # most hang there
+    ([[10.0], *[[]] * 4], 9999.0, False),  # too few have passed
+    ([[10.0], [NOT_RUN], [NOT_RUN]], 620.0, True),
+    ([[NOT_RUN]] * 3, 9999.0, False),  # a check that takes hours, and does not apply on the others
+    ([], 9999.0, False),
 ])  # fmt: skip
-def test_who_is_behind_most_others(own, others, now, usual):
-    late = node_runs.behind(own, others, now, 600.0)
-    assert (late and late[1]) == usual
+def test_who_is_at_a_step_for_much_longer_than_others_hangs(cluster, tmp_path, steps, waited, hung):
+    runs = NodeRuns(cluster, RunFolder(tmp_path))
+    for node, own in enumerate([[], *steps]):
+        runs.all[node] = NodeRun(node, f"gf{node}", RunFolder(tmp_path), heard=0.0 if node == 0 else waited, steps=own)
+    cluster.listening.seconds = waited
+    assert [run.node for run in runs.hung(600.0, 100)] == [0] * hung
 
 
-def test_a_node_that_hangs_is_named_once_and_not_waited_for(cluster, runs, monkeypatch):
-    cluster.pulses = {2: SimpleNamespace(check="test_gemm")}
-    clock = iter(range(0, 10**6, 2))
-    monkeypatch.setattr(node_runs.time, "monotonic", lambda: float(next(clock)))
-    cluster.news = [(node, CheckEnded("a", "passed", 1.0)) for node in (0, 1)]
+def test_a_check_that_does_not_apply_is_no_measure_of_its_time(cluster, runs):
+    cluster.news = [(0, CheckEnded("a", "not applicable", 0.0)), (0, CheckEnded("b", "passed", 1.0)), (1, ENDED)]
     runs.listen(0)
+    assert [[math.isnan(step) for step in runs.all[node].steps] for node in range(2)] == [[True, False], [False]]
+
+
+def test_a_node_that_hangs_is_named_once_and_not_waited_for(cluster, runs):
     found = []
     while not found:
         cluster.news = [(node, CheckEnded("b", "passed", 1.0)) for node in (0, 1)]
         runs.listen(0)
+        cluster.listening.seconds += 2.0
         found = runs.hung(60.0, 100)
     assert [(run.node, "at test_gemm for 6" in run.hung, run.at_work) for run in found] == [(2, True, False)]
     assert runs.hung(60.0, 100) == []
     assert "gf2: its own run has been at" in found[0].text
 
 
-def test_a_head_that_was_stopped_itself_calls_nobody_hung(cluster, runs, monkeypatch):
-    runs.listen(0)
-    now = node_runs.time.monotonic() + 10_000
-    monkeypatch.setattr(node_runs.time, "monotonic", lambda: now)
-    cluster.news = [(node, CheckEnded("a", "passed", 1.0)) for node in (0, 1)]
-    runs.listen(0)
-    assert runs.hung(60.0, 100) == []
-
-
 @pytest.mark.parametrize(("checks", "hung"), [(1, [2]), (2, [])])
-def test_who_goes_on_where_others_ended_is_not_behind_them_unless_all_is_done(cluster, runs, monkeypatch, checks, hung):
+def test_who_goes_on_where_others_ended_is_not_behind_them_unless_all_is_done(cluster, runs, checks, hung):
     """With -x most end at the first failure, and the next check of a good one takes an hour."""
-    cluster.pulses, clock = {}, iter(range(0, 10**6, 2))
-    monkeypatch.setattr(node_runs.time, "monotonic", lambda: float(next(clock)))
     cluster.news = [(node, CheckEnded("a", "failed" if node < 2 else "passed", 1.0)) for node in range(3)]
     cluster.news += [(node, ENDED) for node in (0, 1)]
-    for _ in range(1000):
-        runs.listen(0)
+    runs.listen(0)
+    cluster.listening.seconds = 2000.0
     assert [run.node for run in runs.hung(600.0, checks)] == hung

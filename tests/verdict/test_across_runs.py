@@ -15,7 +15,7 @@ from pytest_gpufleet.model.place import Gpu, Place, gpu
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift, noise
 from pytest_gpufleet.verdict.fleet.equality import gpus_apart, not_compared, nothing_repeats, other_bits
-from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_compute_otherwise
+from pytest_gpufleet.verdict.fleet.fleet_peers import fingerprints_in_common, nodes_differ
 from pytest_gpufleet.verdict.fleet.fleet_verdict import judge_fleet
 from pytest_gpufleet.verdict.judgement import read
 from pytest_gpufleet.verdict.outliers import Figure, beside_most
@@ -388,4 +388,4 @@ def test_a_node_of_one_run_is_named_by_its_number():
         for number, run in nodes.items()
     }
     assert fingerprints_in_common(nodes)
-    assert [fault.subjects for fault in nodes_compute_otherwise(nodes)] == [(Place(2, "node"),)]
+    assert [fault.subjects for fault in nodes_differ(nodes, other_bits)] == [(Place(2, "node"),)]

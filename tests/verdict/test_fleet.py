@@ -13,9 +13,9 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.report.hosts import document
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.verdict import basis
-from pytest_gpufleet.verdict.fleet import fleet_peers
+from pytest_gpufleet.verdict.fleet import equality, fleet_peers
 from pytest_gpufleet.verdict.fleet.fleet_peers import FAMILY, clocks_apart, minority, slow_places
-from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, judge_fleet, over_nodes, settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, ended as fleet_of_record, judge_fleet, judged
 from pytest_gpufleet.verdict.fleet.host_runs import Common, Unusable, between, expected_as, kept, natural, read_own
 from pytest_gpufleet.verdict.judgement import read
 from tests import clusters
@@ -342,15 +342,16 @@ def nodes(**differing):
 ])  # fmt: skip
 def test_a_node_unlike_the_others_is_named_and_left_out_for_its_software(change, of, named, left_out):
     runs = nodes(**{f"node_00{n}": host_run(f"node-00{n}", machine=change) for n in of})
-    faults = fleet_peers.nodes_unlike_others(runs)
+    faults = fleet_peers.nodes_differ(runs, equality.unlike)
     assert [fault.subjects for fault in faults] == named
     assert {fault.name for fault in faults} <= {"host_unlike_others"}
     assert minority(runs).keys() == left_out
-    assert fleet_peers.slower_than_other_nodes(runs) == []
+    assert slow_places(runs).slow == ()
 
 
 def test_a_gpu_that_is_slower_than_those_of_all_nodes_is_named_with_its_node():
-    faults = fleet_peers.slower_than_other_nodes(nodes(node_004=host_run("node-004", change=slower(0.1, 1))))
+    found = slow_places(nodes(node_004=host_run("node-004", change=slower(0.1, 1))))
+    faults = [each.fault for each in found.slow]
     assert {fault.name for fault in faults} == {"slower_than_peers"}
     assert all(gpu(1, 7) in subject.parts for fault in faults for subject in fault.subjects)
 
@@ -383,8 +384,8 @@ def ended(tmp_path, limits, ends=None, **otherwise):
 
 
 def gaps_of(tmp_path, record):
-    found = over_nodes(record, RunFolder(tmp_path / "run").own_runs(record)).gaps
-    return [(gap.kind, gap.hosts) for gap in found]
+    _, fleet = fleet_of_record(record, RunFolder(tmp_path / "run").own_runs(record))
+    return [(gap.kind, gap.hosts) for gap in fleet.gaps]
 
 
 def test_healthy_nodes_that_reach_each_other_are_accepted(tmp_path, limits):
@@ -447,9 +448,9 @@ def test_what_each_node_checked_counts_once_where_the_evidence_of_0_3_has_it_twi
     failed = Fault("check_failed", (Place(1, "node"),), "it failed", check=HEALTH)
     started, checks = [*record.started, HEALTH], {**record.checks, HEALTH: of_node}
     twice = replace(record, checks=checks, started=started, faults=[failed])
-    assert (between(twice, own).checks.keys(), between(twice, own).faults) == (record.checks.keys(), [])
-    assert settled(twice, "", own).reasons == record.reasons
-    assert settled(twice, "").verdict == "REJECTED"  # where the node's own evidence is not here
+    assert (between(twice).checks.keys(), between(twice).faults) == (record.checks.keys(), [])
+    assert judged(twice, "", own)[0].reasons == record.reasons
+    assert judged(twice, "")[0].verdict == "REJECTED"  # where the node's own evidence is not here
 
 
 def fault(code, *nodes):

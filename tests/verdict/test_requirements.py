@@ -11,9 +11,9 @@ from pytest_gpufleet.model.events import Requirement, Requirements
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import Place
 from pytest_gpufleet.verdict import requirements
-from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
 from pytest_gpufleet.verdict.gaps import answered
 from pytest_gpufleet.verdict.judgement import read
+from pytest_gpufleet.verdict.verdict import settled
 from tests.conftest import EVIDENCE
 from tests.verdict.test_orders import refused
 
@@ -80,7 +80,7 @@ def test_what_a_run_answers_of_a_requirement(record, what, state):
     asked = replace(record, requirements=given(R1=what))
     (answer,) = answered(asked)
     assert (answer.state, bool(answer.why)) == (state, state != "met")
-    assert settled(asked, "", {}).word == ("INCOMPLETE" if state == "not judged" else "ACCEPTED")
+    assert settled(asked, "").word == ("INCOMPLETE" if state == "not judged" else "ACCEPTED")
 
 
 def test_a_requirement_is_missed_with_its_check_and_with_its_metric(record):

@@ -3,7 +3,7 @@
 import argparse
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import share
 from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet, Reason, judge_fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, between, expected_as, kept
+from pytest_gpufleet.verdict.fleet.host_runs import Common, HostRun, Unusable, expected_as, read_own
 from pytest_gpufleet.verdict.judgement import read
 
 # ---------------------------------------------------------------- what schedulers take
@@ -108,19 +108,14 @@ FORMS: dict[str, Callable[[list[State]], Iterator[str]]] = {
 }  # fmt: skip
 
 
-class _Found:
-    """What can be used of folders, one after the other: no more than one whole record is in memory at a time."""
+def _read(folders: Iterable[RunFolder]) -> tuple[list[HostRun], list[Unusable], list[Record]]:
+    """Runs of hosts, unusable folders, and runs over nodes. No more than one whole record is in memory at a time."""
+    runs, unusable, over, common = list[HostRun](), list[Unusable](), list[Record](), Common()
 
-    def __init__(self) -> None:
-        self.runs: list[HostRun] = []
-        self.unusable: list[Unusable] = []
-        self.over_nodes: list[Record] = []
-        self._common = Common()
-
-    def take(self, folder: RunFolder, stated: str = "", host: str = "") -> None:
-        """The run of a host, or those of all nodes of one on many, which says what SHA-256 the evidence of each must
-        have, and its name: nodes that are processes of one machine have no other."""
-        before, whose = len(self.runs), ""
+    def take(folder: RunFolder, stated: str = "", host: str = "") -> None:
+        """Of a run on many nodes all of them: it says what SHA-256 the evidence of each must have, and its name, since
+        nodes that are processes of one machine have no other."""
+        whose = ""
         try:
             with folder.of_anybody():
                 run = verify.checked(folder, nodes=False)
@@ -128,16 +123,20 @@ class _Found:
                 if stated and stated != digest:
                     raise Refused(f"{folder}: its evidence is not that that the run over all nodes names")
                 if not record.of_cluster:
-                    self.runs.append(HostRun(str(folder), digest, kept(record, self._common, host)))
+                    runs.append(HostRun(str(folder), digest, read_own(folder.evidence, common, host)))
                     return
                 for number, end in record.finished.items():
                     if end.sha256:
-                        self.take(folder.of_node(record.node(number)), end.sha256, record.hosts[number])
-                self.over_nodes.append(between(record, dict(enumerate(self.runs[before:]))))
+                        take(folder.of_node(record.node(number)), end.sha256, record.hosts[number])
+                over.append(record)
         except Refused as refused:
             with suppress(OSError, ValueError, Refused):  # else it does not say whose it is
                 whose = read(folder.evidence).run.host
-            self.unusable.append(Unusable(str(folder), whose, str(refused).removeprefix(f"{folder}: ")))
+            unusable.append(Unusable(str(folder), whose, str(refused).removeprefix(f"{folder}: ")))
+
+    for folder in folders:
+        take(folder)
+    return runs, unusable, over
 
 
 @command.subcommand(
@@ -164,11 +163,10 @@ def fleet(given: argparse.Namespace) -> int:
     if given.json and given.form:
         raise Refused("--json and --as each say what is printed: give one of them")
     expected = tuple(read_hosts(given.expect)) if given.expect else None
-    found = _Found()
     # Files beside the folders, which `reports/*` names too, are none of a run.
-    for folder in {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}.values():
-        found.take(folder)
-    fleet = judge_fleet(found.runs, found.unusable, expected, found.over_nodes)
+    folders = {folder.path.resolve(): folder for folder in given.folders if not folder.path.is_file()}
+    runs, unusable, over = _read(folders.values())
+    fleet = judge_fleet(runs, unusable, expected, over)
     if given.output:
         reports = RunFolder(Path()).reports(fleet.hosts, given.output.parent)
         with in_language(given.language):

@@ -42,13 +42,13 @@ def judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, 
     from pytest_gpufleet.report.terminal import summary_lines
 
     with folder.of_anybody():
-        record = judged(folder, given.fleet_profile, given.fleet_basis)
-        runs, digest = folder.own_runs(record), folder.digest()
+        record, runs = judged(folder, given.fleet_profile, given.fleet_basis)
+        (_, fleet), digest = ended(record, runs), folder.digest()
         if given.output:
             from pytest_gpufleet.report.page import page
 
-            command.write(given.output, page(record, digest, runs, folder.reports(runs.values(), given.output.parent)))
-        document = codec.plain(summary.summary(record, digest, runs=runs))
+            command.write(given.output, page(record, digest, fleet, folder.reports(runs.values(), given.output.parent)))
+        document = codec.plain(summary.summary(record, digest, fleet=fleet))
         lines = summary_lines.summary_lines(record)
     if not given.json:
         command.print_lines(lines, given.output)
@@ -56,20 +56,21 @@ def judge(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str, 
     return record.exit_status, {"summary": document}
 
 
-def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> Record:
+def judged(folder: RunFolder, given: Path | None, basis: Grade | None) -> tuple[Record, dict[int, HostRun]]:
     """A run by the limits of a file or the shipped ones; of many nodes each first. Refused if evidence differs."""
     record = verify.checked(folder, nodes=False).record
     own: dict[int, HostRun] = {}
     for number, end in record.finished.items():
         if end.sha256:
             of_node = folder.of_node(record.node(number))
-            again = kept(judged(of_node, given, basis), Common(), record.hosts[number])
+            again, _ = judged(of_node, given, basis)
+            again = kept(again, Common(), record.hosts[number])
             own[number] = HostRun(f"{NODES}/{of_node.name}", end.sha256, again)
             if of_node.digest() != end.sha256:
                 raise Refused(f"{of_node}: its evidence is not that that the run over all nodes names")
     with naming("--fleet-profile"):
         limits = profile.choose(given, {gpu.name for gpu in record.topology.gpus})
-    return judge_again(record, limits, basis, own)
+    return judge_again(record, limits, basis, own), own
 
 
 @command.subcommand(
@@ -88,18 +89,18 @@ def report(given: argparse.Namespace, folder: RunFolder) -> tuple[int, dict[str,
     output: Path = given.output or folder.report
     with folder.of_anybody():
         found = verify.checked(folder)
-        runs = folder.own_runs(found.record)
-        record = ended(found.record, runs)
+        record, fleet = found.ended, found.fleet
+        reports = folder.reports(fleet.hosts, output.parent) if fleet else {}
         if given.text:
             text = text_report(record, str(folder))
         else:
-            text = page(record, found.digest, runs, folder.reports(runs.values(), output.parent), given.language)
+            text = page(record, found.digest, fleet, reports, given.language)
         files = {output: text} if given.output or not given.text else {}
         if output == folder.report and files:
             if signed := verify.signed_by(folder):
                 raise Refused(f"{folder} is signed by {', '.join(map(ascii, signed))}: write this report to -o FILE")
             page_sum = hashlib.sha256(text.encode()).hexdigest()
-            files[folder / SUMMARY] = summary.text(record, found.digest, page_sum, runs)
+            files[folder / SUMMARY] = summary.text(record, found.digest, page_sum, fleet)
     for path, content in files.items():
         command.write(path, content)
     if not given.json:

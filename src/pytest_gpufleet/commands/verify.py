@@ -20,7 +20,6 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.run import integrity
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder
 from pytest_gpufleet.run.integrity import Checked
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ended
 from pytest_gpufleet.verdict.verdict import DIED
 
 NAMESPACE = "pytest-gpufleet"  # a signature of something else, like a git commit, is none of a run
@@ -177,7 +176,7 @@ def verify(given: argparse.Namespace) -> int:
     if given.revoked_keys and not given.allowed_signers:
         raise Refused("--revoked-keys is about signatures, which only --allowed-signers checks")
     found, remarks = examined(folder, given.allowed_signers and (given.allowed_signers, given.revoked_keys))
-    record = ended(found.record, folder.own_runs(found.record))
+    record = found.ended
     if SUMMARY in found.missing and REPORT not in found.missing:
         raise Refused(
             f"{folder}: {SUMMARY}, which has the SHA-256 of {REPORT}, is missing, so nobody knows whether the page was "

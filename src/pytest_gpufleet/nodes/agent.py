@@ -1,10 +1,8 @@
-"""The agent of a node: a process that owns its ranks, its GPUs and its own run, and does what the controller asks for.
-What may take its time has a thread of its own, so that it always says that it is there, and notices who is not."""
+"""The agent of a node: it owns its ranks, its GPUs and its own run. What may take its time has a thread of its own."""
 
 import errno
 import os
 import pickle
-import resource
 import selectors
 import shutil
 import signal
@@ -14,14 +12,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
@@ -32,7 +28,7 @@ from pytest_gpufleet.machine.health import Guard, Health
 from pytest_gpufleet.machine.local_node import Sampler
 from pytest_gpufleet.machine.nvml import NoGpus
 from pytest_gpufleet.model import codec, events
-from pytest_gpufleet.nodes import agent_process, messages, network, wire
+from pytest_gpufleet.nodes import launchers, messages, network, wire
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, nothing
 from pytest_gpufleet.world.engines import processes, rank_files
 from pytest_gpufleet.world.engines.local import LocalEngine
@@ -53,7 +49,7 @@ def main(settings: str) -> NoReturn:
     """The whole life of the process. It ends with 0 however it ends: of a run on many nodes the head alone has a
     verdict, and launchers take the highest status for that of all."""
     del sys.argv[1:]
-    given = msgspec.json.decode(settings, type=agent_process.AgentSettings)
+    given = msgspec.json.decode(settings, type=launchers.AgentSettings)
     terminal = os.dup(2)
     connection, why = None, ""
     try:
@@ -90,39 +86,35 @@ class Background:
 
     def __init__(self) -> None:
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._busy: Counter[str] = Counter()
-        self._done: SimpleQueue[tuple[str, Future[Any], Callable[[Any], None]]] = SimpleQueue()
+        self._work: list[tuple[str, Future[Any], Callable[[Any], None]]] = []  # that `take_in` has not taken in
         self._finished = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         return self._finished
 
     def idle(self, thread: str) -> bool:
-        return not self._busy[thread]
+        return all(thread != other for other, _, _ in self._work)
 
     def do(self, thread: str, work: Callable[[], Any], then: Callable[[Any], None] = lambda result: None) -> None:
-        def done(future: Future[Any]) -> None:
-            self._done.put((thread, future, then))
-            os.eventfd_write(self._finished, 1)
-
-        self._busy[thread] += 1
         pool = self._threads.setdefault(thread, ThreadPoolExecutor(1, thread_name_prefix=f"gpufleet {thread}"))
-        pool.submit(work).add_done_callback(done)
+        future = pool.submit(work)
+        self._work.append((thread, future, then))
+        future.add_done_callback(lambda _: os.eventfd_write(self._finished, 1))
 
     def take_in(self) -> None:
         """Raises what work has raised."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._finished)
-        while not self._done.empty():
-            thread, future, then = self._done.get()
-            self._busy[thread] -= 1
+        for work in [each for each in self._work if each[1].done()]:
+            self._work.remove(work)
+            _, future, then = work
             then(future.result())
 
 
 class OwnNode:
     """What this node has. Not for two threads at a time."""
 
-    def __init__(self, settings: agent_process.AgentSettings) -> None:
+    def __init__(self, settings: launchers.AgentSettings) -> None:
         self._settings = settings
         self.node: local_node.LocalNode
         self._open_things = ExitStack()  # freed with this process, as are locks
@@ -187,8 +179,7 @@ def full_disk(folder: Path, output: bytes = b"") -> str:
 
 
 class SuiteProcess:
-    """Started when it is made, in a session of its own; it ends when this process does, whatever ends that. OSError if
-    it cannot be started. Its reports go below a folder in `keep_in`. `check`: what it is at."""
+    """In a session of its own; it ends when this process does. `check`: what it is at. OSError if it does not start."""
 
     def __init__(self, asked: messages.RunSuite, keep_in: Path, environment: Mapping[str, str]) -> None:
         self.check = ""
@@ -258,24 +249,22 @@ class SuiteProcess:
 class Agent:
     """`folder`: of its log and of the reports of its own run; removed at its end, if the head has read all files."""
 
-    def __init__(self, settings: agent_process.AgentSettings, connection: wire.Dialled, folder: Path) -> None:
+    def __init__(self, settings: launchers.AgentSettings, connection: wire.Dialled, folder: Path) -> None:
         self._settings = settings
         self._connection = connection
         self._folder = folder
-        self._reached = network.towards(settings.towards)
+        self._reached = network.towards(settings.towards or settings.head.rpartition(":")[0].strip("[]"))
         self._background = Background()
         self._node = OwnNode(settings)
         self._engine = LocalEngine(
             lambda spec: network.for_ranks(self._reached.name, spec.local_index, os.environ), settings.likely
         )
-        self._ranks: frozenset[int] = frozenset()  # that are here; used by their thread alone
         self._suite: SuiteProcess | None = None
-        self._checks_ended: list[messages.CheckEnded] = []  # of which the controller does not know yet
+        self._ended: list[messages.CheckEnded | messages.SuiteEnded] = []  # of which the controller does not know yet
         self._read: set[str] = set()  # files of its own run, to their ends
         self._began = time.monotonic()
         self._listening = messages.Listening(2 * PULSE_SECONDS)
         self._heard: float | None = None  # its controller, after so many seconds of listening
-        self._connected: float | None = None  # since when, without a word of the head
         self._pulse_due = float("inf")
         self._why = ""  # it ends
         self._as_planned = False  # it ends with the run
@@ -290,7 +279,7 @@ class Agent:
             messages.RunSuite: (HERE, self._run_suite),
             messages.ReadFile: (HERE, self._read_file),
             messages.Examine: (RANKS, lambda question: self._engine.examine(question.ranks)),
-            messages.KillRanks: (RANKS, self._kill),
+            messages.KillRanks: (RANKS, lambda question: self._engine.kill(question.timeout)),
             messages.ReadHost: (NODE, lambda question: self._node.node.host(question.names)),
             messages.Lock: (NODE, lambda question: self._node.lock()),
             messages.CheckHealth: (NODE, lambda question: self._node.check_health(question.failed)),
@@ -298,27 +287,24 @@ class Agent:
 
     def live(self) -> str:
         """Until the head ends it, or is gone: why it ends before the run does, if so."""
-        self._background.do(NODE, lambda: agent_process.own_install(self._settings), self._send)
+        self._background.do(NODE, lambda: launchers.own_install(self._settings), self._send)
         self._background.do(NODE, lambda: self._node.open(self._reached.name), self._begin)
         while not self._why:
             self._wait()
             self._receive()
             self._background.take_in()
-            for event in self._engine.wait(0.0) if self._background.idle(RANKS) else ():
-                if isinstance(event, Answer):
-                    self._send(event)
-                else:
-                    self._send_deaths([event])
+            self._report(self._engine.wait(0.0) if self._background.idle(RANKS) else ())
             for news in self._suite.news() if self._suite else ():
+                self._ended.append(news)
                 if isinstance(news, messages.SuiteEnded):  # other nodes may still be at theirs
-                    self._pulse()
-                    self._send(news)
-                    self._background.do(RANKS, self._get_ready)
-                else:
-                    self._checks_ended.append(news)
+                    self._pulse_due = time.monotonic()
+                    # Ranks start sooner then. If that cannot be, their start says why.
+                    self._background.do(RANKS, lambda: self._deaths((), "", lambda: self._engine.get_ready(nothing)))
             if time.monotonic() >= self._pulse_due:
                 self._pulse_due = time.monotonic() + PULSE_SECONDS
-                self._pulse()
+                check = self._suite.check if self._suite and not self._suite.over else ""
+                self._send(messages.Pulse(time.time(), check, tuple(self._ended)))
+                self._ended.clear()
         print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} this agent ends: {self._why}", flush=True)
         if self._background.idle(RANKS):
             self._engine.kill(KILL_SECONDS)
@@ -344,9 +330,13 @@ class Agent:
             self._heard = self._listening.seconds
             match message := codec.unpacked(packed, messages.ToAgent):
                 case messages.StartRanks(specs):
-                    self._background.do(RANKS, partial(self._start, specs), self._send_deaths)
+                    self._background.do(RANKS, partial(self._start, specs), self._report)
                 case messages.Submit(ranks, parcel):
-                    self._background.do(RANKS, partial(self._submit, ranks, parcel), self._send_deaths)
+                    how, work = (
+                        "for its controller: nothing can be sent to it",
+                        partial(self._engine.submit, ranks, parcel),
+                    )
+                    self._background.do(RANKS, partial(self._deaths, ranks, how, work), self._report)
                 case messages.Ask():
                     self._answer(message)
                 case messages.End(why):
@@ -355,67 +345,46 @@ class Agent:
                     if folder is None or sizes(folder).keys() <= self._read:
                         shutil.rmtree(self._folder, ignore_errors=True)
         if self._heard is None:
-            self._why = self._why or self._not_joined(time.monotonic())
+            self._why = self._why or self._not_joined()
         elif self._listening.seconds - self._heard > self._settings.alone_seconds:
             self._why = f"nothing was heard of its controller for {self._settings.alone_seconds:g} s"
 
-    def _not_joined(self, now: float) -> str:
+    def _not_joined(self) -> str:
         """Why it gives up to dial in; "" if it goes on. A head that is not there yet may come up."""
-        head = self._settings.head
-        if self._connection.was_connected and self._connected is None:
-            self._connected = now
-        if self._connected is not None and now - self._connected > REFUSED_SECONDS:
-            if self._connection.was_refused:
-                return f"the head at {head} has another secret than this node, or makes another run"
-            return f"what listens at {head} does not answer as the head of a run"
-        if self._connected is None and now - self._began > self._settings.join_seconds:
-            return f"nothing listens at {head}, the head of the run, or it cannot be reached from here"
-        return ""
+        now, head, since = time.monotonic(), self._settings.head, self._connection.connected_at
+        if since is None:
+            nobody = f"nothing listens at {head}, the head of the run, or it cannot be reached from here"
+            return nobody if now - self._began > self._settings.join_seconds else ""
+        if now - since <= REFUSED_SECONDS:
+            return ""
+        if self._connection.was_refused:
+            return f"the head at {head} has another secret than this node, or makes another run"
+        return f"what listens at {head} does not answer as the head of a run"
 
     def _send(self, message: messages.FromAgent | messages.DialIn) -> None:
         self._connection.line.send(codec.packed(message))
-
-    def _pulse(self) -> None:
-        check = self._suite.check if self._suite and not self._suite.over else ""
-        self._send(messages.Pulse(time.time(), check, tuple(self._checks_ended)))
-        self._checks_ended.clear()
 
     def _begin(self, hello: messages.Hello) -> None:
         self._send(hello)
         self._pulse_due = time.monotonic()
 
-    def _get_ready(self) -> None:
-        """Have ranks start sooner. If that cannot be, their start says why."""
-        with suppress(OSError), _most_open_files():
-            self._engine.get_ready(nothing)
-
     def _start(self, specs: bytes) -> list[Death]:
         """`specs`: pickled, as the controller has them. They come from the process that started this one."""
         started: Sequence[RankSpec] = pickle.loads(specs)
-        self._ranks = frozenset(spec.index for spec in started)
-        with _most_open_files():
-            return self._deaths(self._ranks, "before it had started", lambda: self._engine.start(started))
+        ranks = [spec.index for spec in started]
+        return self._deaths(ranks, "before it had started", lambda: self._engine.start(started))
 
-    def _submit(self, ranks: Iterable[int], parcel: bytes) -> list[Death]:
-        here, how = self._ranks & {*ranks}, "for its controller: nothing can be sent to it"
-        return self._deaths(here, how, lambda: self._engine.submit(here, parcel)) if here else []
-
-    def _deaths(self, ranks: frozenset[int], how: str, work: Callable[[], None]) -> list[Death]:
+    def _deaths(self, ranks: Iterable[int], how: str, work: Callable[[], None]) -> list[Death]:
         """What goes wrong is the death of these ranks, and raises nothing."""
         try:
             work()
             return []
         except Exception as error:
-            self._ranks -= ranks
             return [Death(rank, f"{how}: {type(error).__name__}: {error}") for rank in ranks]
 
-    def _kill(self, question: messages.KillRanks) -> dict[int, str]:
-        self._ranks = frozenset()
-        return self._engine.kill(question.timeout)
-
-    def _send_deaths(self, deaths: Iterable[Death]) -> None:
-        for death in deaths:
-            self._send(Death(death.rank, death.reason + full_disk(self._folder)))
+    def _report(self, events: Iterable[Answer | Death]) -> None:
+        for each in events:
+            self._send(each if isinstance(each, Answer) else Death(each.rank, each.reason + full_disk(self._folder)))
 
     def _answer(self, ask: messages.Ask) -> None:
         thread, answer = self._answers[type(ask.question)]
@@ -446,16 +415,3 @@ class Agent:
         if question.offset + len(content) >= (folder / question.name).stat().st_size:
             self._read.add(question.name)
         return content
-
-
-@contextmanager
-def _most_open_files() -> Iterator[None]:
-    """What is started here may open as many as the system allows: from about 4 nodes on NCCL needs more than the usual
-    1,024 ("Too many open files" in its bootstrap). Not this process, whose own limit is the one that is judged."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # the system's own limit was lowered since
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -44,9 +44,9 @@ class Cluster:
         self.transport = transport
         self._clock = clock
         self._lost_after = lost_after
-        self._listening_time = Listening(BEAT_SECONDS)
+        self.listening = Listening(BEAT_SECONDS)
         self._common = Common()
-        self._heard: dict[int, float] = {}  # the last of each node whose silence counts, in seconds of listening
+        self._heard: dict[int, float] = {}  # the last of each node, in seconds of listening
         self._changed = threading.Condition()  # guards what follows
         # All by the number of the node. Each of these is replaced and never changed, so that any thread may read it,
         # but for the pulses, which come too often for that, and of which nobody asks for all.
@@ -95,8 +95,7 @@ class Cluster:
     def ask_each(
         self, questions: Mapping[int, messages.Asked], timeout: float = 10.0, also_lost: bool = False
     ) -> tuple[dict[int, Any], dict[int, str]]:
-        """What each node answers to its own question, as the type that belongs to it; and why others have not answered.
-        Nodes that are left out can be asked too, and those that were lost, if they are back."""
+        """What each node answers to its question, and why others do not. `also_lost`: lost ones too, if back."""
         with self._changed:
             there = [node for node in questions if node not in self._gone and (also_lost or node not in self.lost)]
             may_be_back = self.lost.keys() & there
@@ -155,7 +154,6 @@ class Cluster:
         with self._changed:
             if self.takes_part(node):
                 self.left_out = {**self.left_out, node: why}
-                self._heard.pop(node, None)
                 self._fence(node)
 
     def close(self, timeout: float) -> dict[int, str]:
@@ -180,8 +178,8 @@ class Cluster:
             while not self._over and (self._listening or not self._closing):
                 if self._clock() >= next_beat:
                     with self._changed:
-                        for node, heard in sorted(self._heard.items()):
-                            if (silent := self._listening_time.seconds - heard) >= self._lost_after:
+                        for node in self.alive:
+                            if (silent := self.listening.seconds - self._heard[node]) >= self._lost_after:
                                 self._lose(node, f"nothing was heard of it for {silent:.0f} s")
                         expected = self._listening
                     for node in expected:
@@ -189,7 +187,7 @@ class Cluster:
                     next_beat = self._clock() + BEAT_SECONDS
                 events = self.transport.receive(max(0.0, next_beat - self._clock()))
                 with self._changed:
-                    self._listening_time.look(self._clock())
+                    self.listening.look(self._clock())
                     for event in events:
                         self._take_in(*event)
                     if events:
@@ -215,8 +213,8 @@ class Cluster:
         if not self.takes_part(node):
             if node not in self._fenced and not self._closing:
                 self._fence(node)
-            if not isinstance(message, messages.Reply | messages.SuiteEnded | messages.End):
-                return  # nothing else that the fenced send counts, but which of their checks have ended
+            if not isinstance(message, messages.Reply | messages.End):
+                return  # nothing else that the fenced send counts, but what their own runs come to
         match message:
             case Hello():
                 topology, machine = self._common.topology(message.topology), self._common.machine(message.machine)
@@ -230,23 +228,19 @@ class Cluster:
                     self.clocks_ahead = {**self.clocks_ahead, node: ahead}
             case Answer() | Death():
                 self._rank_news.append((node, message))
-            case messages.SuiteEnded():
-                self._suite_news.append((node, message))
             case messages.Reply(number):
                 if number in self._asked:  # else the asker has stopped waiting
                     self._asked[number] = message
             case messages.End(why):
                 self._gone.add(node)
                 self._lose(node, f"its agent ended: {why}")
-        if node in self.hellos and self.takes_part(node):
-            self._heard[node] = self._listening_time.seconds
+        self._heard[node] = self.listening.seconds
 
     def _fence(self, node: int) -> None:
         self._fenced.add(node)
         self.transport.send(node, codec.packed(messages.Ask(next(self._numbers), messages.KillRanks(timeout=5.0))))
 
     def _lose(self, node: int, why: str) -> None:
-        self._heard.pop(node, None)
         if not self._closing and self.takes_part(node):
             lost = Lost(why)
             self.lost = {**self.lost, node: lost}
@@ -261,26 +255,19 @@ class ClusterEngine:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._nodes: dict[int, int] = {}  # of each rank
-        self._deaths: list[Death] = []  # that `wait` returns next
-        self._dead: set[int] = set()  # whose death it has returned
+        self._dead: set[int] = set()  # whose death `wait` has returned
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         self._cluster.rank_news(0.0)  # of ranks before these
-        self._nodes = {spec.index: spec.node for spec in specs}
-        self._deaths, self._dead = [], set()
-        there = self._cluster.alive  # asked after the old news: of who is lost from here on there will be new
+        self._nodes, self._dead = {spec.index: spec.node for spec in specs}, set()
         for node, here in grouped((spec.node, spec) for spec in specs).items():
-            if node in there:
-                self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
-            else:
-                self._deaths += self._deaths_of(node)
+            self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def rendezvous(self) -> str:
         try:
             return str(self._cluster.ask_one(first := self._nodes[0], messages.Rendezvous()))
         except Trouble as trouble:
             self._cluster.leave_out(first, f"it has no address for the ranks to meet: {trouble}")
-            self._deaths += self._deaths_of(first)
             # `wait` returns its death at once. The others try to connect there until they are killed.
             return "tcp://127.0.0.1:9"
 
@@ -289,13 +276,10 @@ class ClusterEngine:
             self._cluster.send(node, messages.Submit(tuple(here), parcel))
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        events: list[Answer | Death] = [*self._deaths]
-        self._deaths = []
-        for node, news in self._cluster.rank_news(0.0 if events else timeout):
-            of_ranks = self._deaths_of(node) if isinstance(news, Lost) else [news]
-            events += [each for each in of_ranks if self._nodes.get(each.rank) == node]
+        news = self._cluster.rank_news(0.0 if self._of_gone_nodes() else timeout)
+        events = [each for node, each in news if not isinstance(each, Lost) and self._nodes.get(each.rank) == node]
         found: list[Answer | Death] = []
-        for event in events:
+        for event in [*events, *self._of_gone_nodes()]:  # what came of a node before it was lost counts
             found += [event] * (event.rank not in self._dead)
             self._dead |= {event.rank} if isinstance(event, Death) else set()
         return found
@@ -321,15 +305,16 @@ class ClusterEngine:
             self._cluster.leave_out(node, f"{len(alive)} of its ranks could not be killed")
             left |= alive
         self._cluster.rank_news(0.0)
-        self._nodes, self._deaths = {}, []
+        self._nodes = {}
         return left
 
-    def _deaths_of(self, node: int) -> list[Death]:
-        """Of the ranks of a node that takes no part."""
-        how = f"with its node, which is left out: {self._cluster.left_out.get(node, 'it has not started')}"
-        if node in self._cluster.lost:
-            how = f"with its node, {self._cluster.names[node]}: {self._cluster.lost[node]}"
-        return [Death(rank, how) for rank, of in self._nodes.items() if of == node]
+    def _of_gone_nodes(self) -> list[Death]:
+        """Deaths of ranks whose node takes no part any more, that were not returned."""
+        lost, names = self._cluster.lost, self._cluster.names
+        why = {node: f"which is left out: {text}" for node, text in self._cluster.left_out.items()}
+        why |= {node: f"{names[node]}: {text}" for node, text in lost.items()}
+        dead = ((rank, node) for rank, node in self._nodes.items() if node in why and rank not in self._dead)
+        return [Death(rank, f"with its node, {why[node]}") for rank, node in dead]
 
     def _by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
         return grouped((self._nodes[rank], rank) for rank in sorted(set(ranks)))

@@ -1,5 +1,4 @@
-"""What the controller of a run and the agent of a node send each other: one asks and commands, the other answers and
-reports. What ranks are sent and send back are bytes here, which neither side opens on the way."""
+"""What the controller of a run and the agent of a node send each other. What goes to ranks and back is bytes here."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -57,8 +56,7 @@ OVER = "the run is over"
 
 
 class End(Message, frozen=True, tag="end"):
-    """To an agent: kill the ranks, free the GPUs, and end; `why`: for its log, and if it is not OVER for its user. From
-    an agent that ends by itself: its last message."""
+    """To an agent: end, `why` for its log, and unless OVER for its user. From one that ends by itself: its last."""
 
     why: str = ""
 
@@ -138,7 +136,7 @@ class CheckHealth(Question, frozen=True, tag="health"):
 
 class RunSuite(Question, frozen=True, tag="run suite"):
     """Start a run of this node alone, as `python -m pytest`. Its reports go where the agent keeps them: --fleet-dir is
-    added. Each check that ends comes with a Pulse, its end as SuiteEnded."""
+    added. Each check that ends comes with a Pulse, and so does its end."""
 
     answer = int  # the number of its process, when that is there
     arguments: tuple[str, ...]
@@ -192,21 +190,13 @@ class Hello(Message, frozen=True, tag="hello"):
     machine: HostFound
 
 
-class CheckEnded(msgspec.Struct, frozen=True):
+class CheckEnded(msgspec.Struct, frozen=True, tag="check"):
     check: str
     outcome: Outcome
     seconds: float
 
 
-class Pulse(Message, frozen=True, tag="pulse"):
-    """The node is there; once a second."""
-
-    clock: float = 0.0
-    check: str = ""  # what its own run is at
-    ended: tuple[CheckEnded, ...] = ()  # which of its checks have ended since the last one
-
-
-class SuiteEnded(Message, frozen=True, tag="suite ended"):
+class SuiteEnded(msgspec.Struct, frozen=True, tag="suite", omit_defaults=True):
     exit_status: int
     output: str  # the end of what its process printed
     run: str  # the name of its folder; "" if there is none
@@ -216,6 +206,14 @@ class SuiteEnded(Message, frozen=True, tag="suite ended"):
     trouble: str = ""  # what it died of, where that is seen from outside
 
 
+class Pulse(Message, frozen=True, tag="pulse"):
+    """The node is there; once a second."""
+
+    clock: float = 0.0
+    check: str = ""  # what its own run is at
+    ended: tuple[CheckEnded | SuiteEnded, ...] = ()  # since the last one: checks of its own run, or the run
+
+
 class Reply(Message, frozen=True, tag="reply"):
     number: int  # of the Ask
     answer: bytes = b""  # packed (codec)
@@ -223,4 +221,4 @@ class Reply(Message, frozen=True, tag="reply"):
 
 
 ToAgent = Beat | StartRanks | Submit | Ask | End
-FromAgent = Hello | Pulse | Answer | Death | SuiteEnded | Reply | End
+FromAgent = Hello | Pulse | Answer | Death | Reply | End

@@ -208,8 +208,7 @@ def _or_why(work: Callable[..., T], *arguments: Iterable[Any]) -> tuple[T | str,
 
 
 def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str]:
-    """What keeps the nodes of each of these pairs from reaching each other, "" if nothing does, or if one is lost. Each
-    connects to the other, all at the same time, and once more where that failed."""
+    """What keeps the nodes of each pair apart, "" if nothing, or if one is lost. What fails is tried twice."""
     questions = {node: Listen(secrets.token_bytes(16)) for pair in pairs for node in pair}
     doors, closed = cluster.ask_each(questions, ANSWER_SECONDS)
 
@@ -232,8 +231,7 @@ def reached(cluster: Cluster, pairs: Sequence[IndexPair]) -> dict[IndexPair, str
 def written(
     cluster: Cluster, test: rdma.Perftest, ways: Sequence[IndexPair], ports: Sequence[str]
 ) -> dict[IndexPair, list[rdma.Written]]:
-    """What the first node of each of these ways writes to the second by RDMA, on each of these ports, all at the same
-    time. Of a node that is lost meanwhile nothing is said."""
+    """What the first node of each way writes to the second by RDMA, on each port, all at once; none of lost nodes."""
     servers = grouped((way[1], (way, port)) for way in ways for port in ports)
     most = max(map(len, servers.values()), default=0)
     seconds = ANSWER_SECONDS + 2 * rdma.SECONDS * (1 + most // PERFTESTS)

@@ -1,5 +1,4 @@
-"""Agents on the nodes of a Ray cluster, which survive it. A process of its own talks to Ray, which may end it,
-and holds the GPUs of all nodes for this run."""
+"""Agents on the nodes of a Ray cluster, which survive it. A process of its own talks to Ray and holds all GPUs."""
 
 import os
 import select
@@ -14,8 +13,8 @@ from typing import Any
 import msgspec
 
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.nodes import agent_process
-from pytest_gpufleet.nodes.agent_process import AgentSettings, OwnAgents
+from pytest_gpufleet.nodes import launchers
+from pytest_gpufleet.nodes.launchers import AgentSettings, OwnAgents
 from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 
 BOOT = "import sys; sys.path[:] = sys.argv[2:]; import pytest_gpufleet.nodes.ray_launcher as it; it.launch(sys.argv[1])"
@@ -63,7 +62,7 @@ class RayAgents(OwnAgents):
         command = [sys.executable, "-c", BOOT, msgspec.json.encode(asked).decode(), *sys.path]
         # No copy of the environment of `uv run` is built on every node.
         environment = {**os.environ, "RAY_AUTH_MODE": mode, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-        process = self._processes[0] = agent_process.with_secret(
+        process = self._processes[0] = launchers.with_secret(
             command, self.secret, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         output = process.stdout
@@ -109,7 +108,7 @@ def _launched(ray: Any, asked: Asked, secret: bytes, held: list[Any]) -> Answer:
         where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         gpus = node["Resources"].get("GPU", 0)
         held.append(ray.remote(Holder).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where).remote())
-        changes = {"index": index, "name": node["NodeManagerHostname"], "head": f"{here}:{asked.port}", "towards": here}
+        changes = {"index": index, "name": node["NodeManagerHostname"], "head": f"{here}:{asked.port}"}
         begun[held[-1].begin.remote(msgspec.structs.replace(asked.settings, **changes), secret)] = changes["name"]
     if not begun:
         return {}, "it has no node with GPUs"
@@ -143,5 +142,5 @@ class Holder:
             entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             environment = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry)
         own = {name: value for name, value in environment.items() if not name.startswith("RAY_")}
-        arguments = [sys.executable, "-c", DETACH, *agent_process.command(settings)]
+        arguments = [sys.executable, "-c", DETACH, *launchers.command(settings)]
         subprocess.run(arguments, input=secret, env=own, start_new_session=True, check=True)

@@ -22,7 +22,7 @@ from zmq.utils import z85
 
 from pytest_gpufleet.model import codec
 from pytest_gpufleet.model.endings import Refused
-from pytest_gpufleet.nodes.agent_process import OwnAgents
+from pytest_gpufleet.nodes.launchers import OwnAgents
 from pytest_gpufleet.nodes.messages import BEAT, BEAT_SECONDS, OVER, DialIn, End
 from pytest_gpufleet.verdict.fleet.host_runs import expected_as, natural
 
@@ -66,8 +66,7 @@ def secret(file: Path | None, needed: bool = True) -> bytes:
 
 
 def keys(secret: bytes, role: str, run: str = "") -> tuple[bytes, bytes]:
-    """The public and the secret key of "head" or "node", as ZeroMQ takes them. `run`: what a launcher calls this run;
-    nodes of another one with the same secret are turned away."""
+    """The public and the secret key of "head" or "node" for ZeroMQ: others for each `run`, as a launcher calls it."""
     own = hashlib.blake2b(f"{role} {run}".encode(), key=secret, digest_size=KEY_BYTES).digest()
     key = z85.encode(own)
     return zmq.curve_public(key), key
@@ -127,7 +126,8 @@ class Dialled:
         self._socket.curve_publickey, self._socket.curve_secretkey = keys(secret, "node", run)
         self._monitor = self._socket.get_monitor_socket()
         self.line = Line(self._socket.send)
-        self.was_connected = self.was_refused = False
+        self.connected_at: float | None = None  # first, on time.monotonic()
+        self.was_refused = False
         self._socket.connect(f"tcp://{head}")
 
     def filenos(self) -> tuple[int, int]:
@@ -142,7 +142,8 @@ class Dialled:
     def receive(self) -> list[bytes]:
         while self._monitor.poll(0):
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)["event"]
-            self.was_connected = self.was_connected or event == zmq.EVENT_CONNECTED
+            if event == zmq.EVENT_CONNECTED:
+                self.connected_at = self.connected_at or time.monotonic()
             self.was_refused = self.was_refused or event in REFUSED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.line.connected_again()
@@ -190,8 +191,7 @@ class _Agent:
 
 @dataclass
 class Transport:
-    """Carries messages, each once and in their order. It judges no silence: presence and deadlines are the
-    controller's. Any thread may send; one receives."""
+    """Carries messages; presence and deadlines are the controller's. Any thread may send, one receives."""
 
     starter: OwnAgents
     wanted: int | None = None  # so many nodes are waited for, for `seconds`; None: as many as `starter` starts
@@ -207,10 +207,8 @@ class Transport:
     _agents: dict[bytes, _Agent] = field(default_factory=dict)  # that have dialled in, as ZeroMQ knows them
     _nodes: list[_Agent] = field(default_factory=list)  # by their number, once all are there
     _early: list[tuple[_Agent, bytes]] = field(default_factory=list)  # what came before that
-    _gone: set[int] = field(default_factory=set)
     _unsent: deque[tuple[int, bytes]] = field(default_factory=deque)
     _bell: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-    _turned_away: set[str] = field(default_factory=set)  # addresses of those with the same secret and another run
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
 
@@ -236,8 +234,7 @@ class Transport:
             self.missing = tuple(name for name in self.expected if name not in known)
             if not self.expected and None not in indexes:
                 self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
-            strangers = (self._turned_away | set(_peers(self.port))) - {agent.address for agent in there}
-            self.strangers = tuple(sorted(strangers))
+            self.strangers = tuple(sorted({*_peers(self.port)} - {agent.address for agent in there}))
         return names
 
     def _listen(self) -> None:
@@ -287,10 +284,9 @@ class Transport:
     def _take_in(self) -> list[tuple[_Agent, bytes]]:
         """The messages that have come, with who sent them; those that dial in are noted."""
         while self._gate.poll(0):
-            version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
+            version, request, _, _, _, mechanism, *credentials = self._gate.recv_multipart()
             may = mechanism == b"CURVE" and credentials == [self._nodes_key]
-            self._turned_away |= set() if may else {_plain(address.decode())}
-            answer = (b"200", b"OK") if may else (b"400", b"another run")
+            answer = (b"200", b"OK") if may else (b"400", b"it is no node of this run")
             self._gate.send_multipart((version, request, *answer, b"", b""))
         found = []
         with suppress(zmq.Again):
@@ -337,9 +333,7 @@ class Transport:
         ended = self.starter.ended()  # asked first: what it sent before it ended comes before its end
         events: list[Event] = [(agent.node, message) for agent, message in (*self._early, *self._take_in())]
         self._early = []
-        newly = ended.keys() & {*self.starter.own} - self._gone  # whose index is the number of their node
-        self._gone |= newly
-        return events + [(node, ended[node]) for node in newly]
+        return events + [(node, ended[node]) for node in self.starter.own if node in ended]  # index and number are one
 
     def close(self, timeout: float) -> dict[int, str]:
         """Those of its own agents that could not be ended, and why."""

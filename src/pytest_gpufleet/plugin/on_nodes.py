@@ -64,12 +64,13 @@ def now(run: ClusterRun) -> str:
 
 
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
-    """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without."""
+    """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without. A
+    hang with a node that is lost by now is that node's."""
     from pytest_gpufleet.nodes import network
     from pytest_gpufleet.probes.search import nodes
 
     found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(network.reached, run.cluster))
-    if after_a_hang and not found.faults:
+    if after_a_hang and not found.faults and {spec.node for spec in run.ranks.pool.specs} <= {*run.cluster.alive}:
         found = nodes.who_hangs(run.ranks.world(with_group=True), run.tell)
     for node, why in found.left_out.items():
         run.leave_out(node, why)
@@ -97,7 +98,7 @@ def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]
     found = nodes.who_is_cut_off(run.cluster.alive, hosts, reached, with_first=False)
     if alone:
         others = [node for node in run.cluster.alive if node not in alone]
-        found = nodes.who_is_cut_off(others, hosts, reached, with_first=False) if others[1:] else nodes.CutOff()
+        found = nodes.who_is_cut_off(others, hosts, reached, with_first=False)
     for node, why in {**alone, **found.left_out}.items():
         run.leave_out(node, why)
     return (*(Fault("node_cut_off", (Place(node, "node"),), why) for node, why in alone.items()), *found.faults)

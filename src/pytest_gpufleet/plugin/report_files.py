@@ -33,9 +33,8 @@ WRITTEN = {"htmlpath": ("--html", REPORT), "xmlpath": ("--junitxml", JUNIT)}
 def write_report(run: Run) -> None:
     """The page that `gpufleet report` makes of the evidence too, and the end of report.txt."""
     record, digest, folder = run.written.record, run.written.sha256, run.folder
-    runs = run.runs_of_nodes() or folder.own_runs(record)
-    reports = folder.reports(runs.values(), folder.path)
-    run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, runs, reports)))
+    reports = folder.reports(run.fleet.hosts, folder.path) if run.fleet else {}
+    run.write(folder.report, lambda path: safe_files.write_text(path, page(record, digest, run.fleet, reports)))
     _add_text(folder / TEXT, summary_lines.ending(record, str(folder)))
 
 

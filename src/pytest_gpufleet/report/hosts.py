@@ -1,5 +1,4 @@
-"""The hosts of a fleet, or the nodes of a run on many: each by its own run, beside the others, and by the checks
-between them; as rows, as JSON and as a page."""
+"""The hosts of a fleet, or the nodes of a run on many, by their own runs and beside each other: rows, JSON, a page."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pytest_gpufleet.verdict.accusations import all_faults
 from pytest_gpufleet.verdict.fleet.equality import Difference
 from pytest_gpufleet.verdict.fleet.fleet_peers import SlowPlaces
 from pytest_gpufleet.verdict.fleet.fleet_verdict import WITH_WHY, WORDS, Fleet
-from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, natural, one_host
+from pytest_gpufleet.verdict.fleet.host_runs import Gap, HostRun, natural, one_host, rejected
 
 OWN, ALIKE, PEERS = "Its own run", "Like the others", "As good as the others"
 GRAVITY = [*failures.SYMBOLS]  # the gravest first
@@ -49,8 +48,7 @@ MEANS = {
 
 @dataclass(frozen=True)
 class HostRow:
-    """A host that is there (`run`, the node of that number), or that should be. `cells`: its state by group of checks.
-    `wrong`: whether there is anything that somebody has to look at."""
+    """A host that is there (`run`, the node of that number), or should be. `cells`: its state by group of checks."""
 
     host: str
     gaps: Sequence[Gap]
@@ -98,8 +96,7 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
         gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
         named = [gpus[place] for place in dict.fromkeys(places) if place in gpus]
         cells[OWN] = "ok"  # how its own run ended, and whether it counts as it is
-        rejected = record.verdict == "REJECTED" or (record.run.rehearsal and record.exit_status == 1)
-        if rejected or any(gap.kind == "lost" for gap in gaps):
+        if rejected(record) or any(gap.kind == "lost" for gap in gaps):
             cells[OWN] = "failed"
         elif gaps or record.verdict == "INCOMPLETE" or (record.run.rehearsal and record.exit_status):
             cells[OWN] = "not judged"
@@ -111,13 +108,14 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
 
 
 def beside(row: HostRow) -> list[str]:
-    """What the fleet lacks of a host, in words. In what runs differ, and who has what, the reasons of the fleet say."""
-    facts = [gap.what.partition(": ")[0] for gap in row.gaps if gap.kind == "run otherwise"]
-    found = []
-    for gap in (gap for gap in row.gaps if gap.kind != "run otherwise"):
-        why, text = say(gap.what), "{hosts} {are}: {why}"
-        found.append(say(text, hosts=row.host, are=say(WORDS[gap.kind]), why=why) if gap.kind in WITH_WHY else why)
-    return found + ([say("its run differs in: {facts}", facts=say(", ").join(map(say, facts)))] if facts else [])
+    """What the fleet lacks of a host, in words."""
+    text = "{hosts} {are}: {why}"
+    return [
+        say(text, hosts=row.host, are=say(WORDS[gap.kind]), why=say(gap.what))
+        if gap.kind in WITH_WHY
+        else say(gap.what)
+        for gap in row.gaps
+    ]
 
 
 def counts(fleet: Fleet) -> list[str]:
@@ -142,8 +140,7 @@ def counts(fleet: Fleet) -> list[str]:
 
 
 def document(fleet: Fleet) -> dict[str, Any]:
-    """Verdict, hosts, and what is wrong with the fleet beside what its hosts' own runs say. Places are those of the
-    model: those of the host with `node` n begin with "node<n>/", of the first with nothing."""
+    """What is wrong beside the hosts' own runs. Places of a host but the first begin with "node<n>/", by its `node`."""
     names = [run.host for run in fleet.hosts]
     hosts = [
         {
@@ -156,22 +153,21 @@ def document(fleet: Fleet) -> dict[str, Any]:
         for row in host_rows(fleet)
         if (run := row.run)
     ]  # fmt: skip
+
+    def about(each: SlowPlaces, **more: Any) -> dict[str, Any]:
+        return {"host": names[each.node], **of_figure(each.figure), **more}
+
     slow = [
-        {
-            "host": names[each.node], **of_figure(each.figure),
-            "values": {str(one.place): number(one.value) for one in each.places},
-            "worse": {str(one.place): one.worse for one in each.places},
-            "everywhere": each.everywhere, "peers": each.peers,
-        }
+        about(
+            each, values={str(one.place): number(one.value) for one in each.places},
+            worse={str(one.place): one.worse for one in each.places}, everywhere=each.everywhere, peers=each.peers,
+        )
         for each in fleet.slow
     ]  # fmt: skip
     odd = [
-        {
-            "host": names[each.node], **of_figure(each.figure), "value": number(each.worst.value),
-            "reference": number(each.worst.reference), "worse": each.worst.worse, "check": each.check,
-        }
-        for each in fleet.odd
-    ]  # fmt: skip
+        about(each, value=number(worst.value), reference=number(worst.reference), worse=worst.worse, check=each.check)
+        for each, worst in ((each, each.worst) for each in fleet.odd)
+    ]
     faults = [
         {
             "hosts": [*dict.fromkeys(names[part.node] for subject in fault.subjects for part in subject.parts)],
@@ -189,7 +185,7 @@ def document(fleet: Fleet) -> dict[str, Any]:
 
 
 def rows(record: Record, fleet: Fleet) -> list[HostRow]:
-    """A row for each node. `fleet`: as `over_nodes` makes it of this record."""
+    """A row for each node. `fleet`: what this record came to."""
     between = groups(record)
     numbers = {host: node for node, host in record.hosts.items()}
     named, said = accused(record, nodes=True), _said(record, between)
@@ -253,8 +249,7 @@ def nodes_in_words(record: Record) -> list[str]:
 
 @dataclass(frozen=True)
 class HostsPart:
-    """What the templates hosts and side_by_side show. `noun`: what a host is called. `reports`: the addresses of the
-    hosts' own reports, by folder, where there is one."""
+    """What the templates show. `noun`: what a host is called. `reports`: where those of hosts are, by folder."""
 
     noun: str
     nouns: str

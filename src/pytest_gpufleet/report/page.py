@@ -18,8 +18,8 @@ from pytest_gpufleet.report.hosts import HostsPart, nodes_in_words, rows as rows
 from pytest_gpufleet.report.rendering import render
 from pytest_gpufleet.report.tables import Cell, Row, Table
 from pytest_gpufleet.verdict import basis, requirements
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, over_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
+from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
+from pytest_gpufleet.verdict.fleet.host_runs import between
 from pytest_gpufleet.verdict.gaps import Gap, Kind, answered, gaps, in_cases, inapplicable, newer, not_applied
 
 SETTLED = ("passed", "not applicable", "met", "for information")  # checks, and figures
@@ -46,15 +46,14 @@ LEAVES_NOTHING_OPEN = {
 
 
 def page(
-    record: Record, sha256: str = "", runs: NodeRuns = ALONE, reports: Mapping[str, str] | None = None,
+    record: Record, sha256: str = "", fleet: Fleet | None = None, reports: Mapping[str, str] | None = None,
     language: Language | None = None,
 ) -> str:  # fmt: skip
-    """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `runs`: of its nodes.
+    """The report of a run as a self-contained HTML page. `sha256`: of the whole evidence file. `fleet`: of many nodes.
     `reports`: as `HostsPart` has them. `language`: that of the run, if none is given."""
-    record, nodes = between(record, runs), None
+    record, nodes = between(record), None
     with in_language(language or record.run.language):
-        if record.of_cluster:
-            fleet = over_nodes(record, runs)
+        if fleet:
             nodes = HostsPart("node", "nodes", fleet, rows_of_nodes(record, fleet), reports or {})
         title = f"{say('GPU acceptance report')}{say(': ')}{record.run.host or say('unknown host')}"
         return render(

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.place import Gpu, GpuTopology, Place, joined, on_node, typed_facts
 from pytest_gpufleet.model.record import Record
-from pytest_gpufleet.nodes import agent_process, launchers, ray_launcher, wire
+from pytest_gpufleet.nodes import launchers, ray_launcher, wire
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
 from pytest_gpufleet.run import resume
@@ -34,10 +35,10 @@ from pytest_gpufleet.verdict.fleet.host_runs import HostRun
 from pytest_gpufleet.world.call import Engine
 
 
-def settings_for(options: Options) -> agent_process.AgentSettings:
+def settings_for(options: Options) -> launchers.AgentSettings:
     """What the agent of every node knows."""
     gpus = options.gpus if isinstance(options.gpus, int) else None
-    return agent_process.AgentSettings(
+    return launchers.AgentSettings(
         os.getcwd(), rehearse=options.rehearse, gpus=gpus, suite=options.paths, likely=likely(options),
         join_seconds=options.join,
     )  # fmt: skip
@@ -48,10 +49,10 @@ def take_part(options: Options) -> None:
     task = _task(options)
     if task is not None and task.index != 0:  # that of the head
         place = f"[{task.head}]" if ":" in task.head else task.head
-        own = {"index": task.index, "name": task.own_name, "run": task.run}
-        reached = {"head": f"{place}:{task.port}", "towards": task.head}
-        settings = msgspec.structs.replace(settings_for(options), **own, **reached)
-        agent_process.become(settings, wire.secret(options.secret_file))
+        settings = msgspec.structs.replace(
+            settings_for(options), index=task.index, name=task.own_name, run=task.run, head=f"{place}:{task.port}"
+        )
+        launchers.become(settings, wire.secret(options.secret_file))
 
 
 def _task(options: Options) -> launchers.Task | None:
@@ -81,7 +82,7 @@ def transport_for(options: Options) -> wire.Transport:
         hosts = hosts or (task.hosts if len(task.hosts) == wanted else ())
         towards = launchers.own_address(task.head, [host for host in hosts if host != task.own_name])
         own = msgspec.structs.replace(settings, index=0, name=task.own_name, towards=towards, run=task.run)
-        starter, again = agent_process.OwnAgents(task.launcher, "secret", secret, [own]), options.only_failed
+        starter, again = launchers.OwnAgents(task.launcher, "secret", secret, [own]), options.only_failed
         return wire.Transport(starter, wanted, options.join, hosts, "*", task.port, task.run, again is not None)
     if options.rehearse and options.address is None:
         if wanted is None:
@@ -90,7 +91,7 @@ def transport_for(options: Options) -> wire.Transport:
             )
         names = hosts or tuple(f"node{number}" for number in range(wanted))
         rehearsed = [msgspec.structs.replace(settings, name=name, index=number) for number, name in enumerate(names)]
-        local = agent_process.OwnAgents("local", "loopback", random, rehearsed)
+        local = launchers.OwnAgents("local", "loopback", random, rehearsed)
         return wire.Transport(local, seconds=options.join, expected=hosts)
     if find_spec("ray") is None:
         raise Refused(
@@ -103,8 +104,7 @@ def transport_for(options: Options) -> wire.Transport:
 
 
 class ClusterTarget(Target):
-    """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each, 0 with
-    GPUs. `machines`: of those that are there, without kernel logs, which their own runs have judged."""
+    """`names`: of all nodes, by their numbers, `hellos` of those that are there. `rehearsed`: ranks of each."""
 
     def __init__(self, names: Mapping[int, str], hellos: Mapping[int, Hello], rehearsed: int) -> None:
         self._hellos = hellos
@@ -113,13 +113,16 @@ class ClusterTarget(Target):
         # Each as its node describes itself.
         self.topologies = {node: hellos[node].topology if node in hellos else missing for node in names}
         self.topology = joined(self.topologies, self.hosts)
-        found = [(hello.machine.get("boot_id") or node, hello.present) for node, hello in hellos.items()]
+        kernels = {node: hello.machine.get("boot_id") or node for node, hello in hellos.items()}
+        count = Counter(kernels.values())
+        self.on_host = {node: count[kernel] for node, kernel in kernels.items()}  # so many nodes are on its host
+        buses = [(kernels[node], each) for node, hello in hellos.items() for each in enumerate(hello.present)]
         # Those of nodes that are one host are there once.
-        self.gpus_present = len({(host, bus or index) for host, buses in found for index, bus in enumerate(buses)})
+        self.gpus_present = len({(host, bus or index) for host, (index, bus) in buses})
         self.nodes, self.where = len(hellos), f" of {len(hellos)} nodes"
         self.rehearsal_ranks = rehearsed * len(hellos)
         machines = {node: hello.machine for node, hello in hellos.items()}
-        self.machines = {  # at once: they know how long ago that was
+        self.machines = {  # at once: they know how long ago that was. Kernel logs were judged by their own runs
             node: Machine(self.topology_of(node).gpus, of.host, of.taken, present=hellos[node].present, node=node)
             for node, of in machines.items()
         }
@@ -158,8 +161,8 @@ class ClusterRun(Run):
         cluster = Cluster(transport_for(self.options))
         self.open_things.callback(self._end_agents, cluster)
         cluster.start(120.0)  # for processes to start, import from a shared file system and ask the driver
-        own, dialled = agent_process.own_install(settings_for(self.options)), cluster.transport.dialled
-        agent_process.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
+        own, dialled = launchers.own_install(settings_for(self.options)), cluster.transport.dialled
+        launchers.refuse_others(own, {cluster.names[node]: who for node, who in dialled.items()})
         if not cluster.hellos:
             text = "; ".join(f"{cluster.names[node]}: {why}" for node, why in cluster.lost.items())
             raise Refused(f"--nodes {self.options.nodes}: no node can be used: {text}")
@@ -266,8 +269,7 @@ class ClusterRun(Run):
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
         """Start the nodes' own runs, and go on without nodes on which that cannot be. Refused if no node is left."""
         nodes = [node for node in self.written.record.run.nodes if node.index in self.cluster.alive]
-        self.node_runs.take_over(self.earlier, nodes, self.of_nodes)
-        troubles = self.node_runs.start(arguments, nodes, directory)
+        troubles = self.node_runs.start(arguments, nodes, directory, self.earlier, self.of_nodes)
         for node, why in troubles.items():
             self._give_up(node, f"its own run could not be started: {why}")
         if troubles and not self.cluster.alive:
@@ -281,14 +283,13 @@ class ClusterRun(Run):
         for run in [run for run in runs if run.taken_over]:
             show(run)
         while any(run.at_work for run in runs):
-            for run in self.node_runs.listen(0.5):
+            over = self.node_runs.listen(0.5)
+            for run in [*over, *self.node_runs.hung(self.options.hung, len(self.of_nodes))]:
                 show(run)
-                if run.lost is None and run.died:
-                    self._give_up(run.node, run.died, run.ended.output if run.ended else "")
-            for run in self.node_runs.hung(self.options.hung, len(self.of_nodes)):
-                show(run)
-                self.accuse(Fault("node_hung", (Place(run.node, "node"),), run.hung))
-                self.leave_out(run.node, run.hung)
+                if run.hung:
+                    self._give_up(run.node, run.hung, "node_hung")
+                elif run.died and run.lost is None:
+                    self._give_up(run.node, run.died, story=run.ended.output if run.ended else "")
             self._note_finished()
             self.accuse_lost("")
             time.sleep(0.1)  # for what hundreds of nodes say, before all of them are looked at
@@ -304,9 +305,9 @@ class ClusterRun(Run):
         for run in self.node_runs.read():
             self.record(run.finished(self.node_runs.own[run.node]))
 
-    def _give_up(self, node: int, why: str, story: str = "") -> None:
+    def _give_up(self, node: int, why: str, code: str = "node_unfit", story: str = "") -> None:
         """Go on without a node that is there and cannot do its part, and hold that against it."""
-        self.accuse(Fault("node_unfit", (Place(node, "node"),), why, story))
+        self.accuse(Fault(code, (Place(node, "node"),), why, story))
         self.leave_out(node, why)
 
     def leave_out(self, node: int, why: str) -> None:
@@ -367,7 +368,6 @@ class ClusterRanks(Ranks):
         return nodes
 
     def _threads(self, node: int, size: int, here: int) -> int:
-        """Nodes that are processes of this machine share its processors."""
-        if self._run.options.rehearse and self._run.options.address is None:
-            return super()._threads(node, size, here)
-        return max(1, int(self._run.cluster.hellos[node].machine.get("processors") or 1) // here)
+        """Nodes that are one host share its processors."""
+        allowed = self._run.cluster.hellos[node].machine.get("processors_allowed")
+        return max(1, int(allowed or 1) // (here * self._run.target.on_host[node]))

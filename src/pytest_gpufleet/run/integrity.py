@@ -13,19 +13,21 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import code
 from pytest_gpufleet.run import summary
 from pytest_gpufleet.run.folder import EVIDENCE, REPORT, SUMMARY, RunFolder, Stated
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ended, settled
-from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, Fleet, ended
 from pytest_gpufleet.verdict.judgement import FORMULA
+from pytest_gpufleet.verdict.verdict import settled
 
 
 @dataclass(frozen=True)
 class Checked:
     """A run whose files belong together. `digest`: the SHA-256 of its evidence. `missing`: the files that are not there
-    to hold it against, as after a run that was killed."""
+    to hold it against, as after a run that was killed. `ended`: with a verdict also then. `fleet`: of many nodes."""
 
     record: Record
     digest: str
     missing: tuple[str, ...]
+    ended: Record
+    fleet: Fleet | None
 
 
 def check(folder: RunFolder, nodes: bool = True) -> Checked:
@@ -36,10 +38,11 @@ def check(folder: RunFolder, nodes: bool = True) -> Checked:
         if end.sha256 and check(folder.of_node(record.node(number))).digest != end.sha256:
             raise Refused(f"{folder.of_node(record.node(number))}: {EVIDENCE} is not that of which {folder} tells")
     with folder.of_anybody():
-        runs = folder.own_runs(record) if nodes else None
-        for problem in _differences(record, digest, runs, texts):
+        missing = tuple(name for name, text in texts.items() if text is None)
+        found = Checked(record, digest, missing, *ended(record, folder.own_runs(record) if nodes else ALONE))
+        for problem in _differences(found, nodes or not record.of_cluster, texts):
             raise Refused(f"{folder}: {problem}")
-    return Checked(record, digest, tuple(name for name, text in texts.items() if text is None))
+    return found
 
 
 def of_this_code(record: Record) -> bool:
@@ -47,13 +50,12 @@ def of_this_code(record: Record) -> bool:
     return record.run.plugin == __version__ and record.run.code == code()
 
 
-def _differences(record: Record, digest: str, runs: NodeRuns | None, texts: dict[str, bytes | None]) -> Iterator[str]:
-    """`runs`: those of the nodes of a run on many; None: they are not looked at, and what follows from them neither."""
+def _differences(found: Checked, derived: bool, texts: dict[str, bytes | None]) -> Iterator[str]:
+    """Not `derived`: the nodes of a run on many are not looked at, and what follows from them neither."""
     document, page = texts[SUMMARY], texts[REPORT]
-    whole, same_code = ended(record, runs or {}), of_this_code(record)
-    verdict, derived = whole.verdict or "", runs is not None or not record.of_cluster
+    record, digest, verdict, same_code = found.record, found.digest, found.ended.word, of_this_code(found.record)
     if same_code and derived and record.verdict:
-        amounts = settled(record, record.broken, runs or {}).word
+        amounts = found.fleet.verdict if found.fleet else settled(record, record.broken).word
         if amounts != record.verdict:
             yield f"its verdict is {verdict}, but what stands before it amounts to {amounts}"
     if verdict == "ACCEPTED" and record.judging.formula == FORMULA:  # what no version accepts
@@ -82,7 +84,7 @@ def _differences(record: Record, digest: str, runs: NodeRuns | None, texts: dict
             yield f"{SUMMARY} states another verdict than {verdict}"
         if page is not None and stated.report_sha256 != page_sum:
             yield f"{REPORT} is not the one of which {SUMMARY} has the SHA-256"
-        expected = json.loads(summary.text(whole, digest, stated.report_sha256, runs or {}))
+        expected = json.loads(summary.text(found.ended, digest, stated.report_sha256, found.fleet))
         if not derived:
             expected["failed_nodes"] = given.get("failed_nodes")
         # What the evidence itself has no version derives.

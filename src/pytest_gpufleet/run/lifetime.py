@@ -35,7 +35,7 @@ from pytest_gpufleet.run.settings import SHORTEST_DEADLINE_SECONDS, naming
 from pytest_gpufleet.safe_files import STREAMS, open_regular, sha256
 from pytest_gpufleet.verdict import requirements
 from pytest_gpufleet.verdict.basis import as_given
-from pytest_gpufleet.verdict.fleet.fleet_verdict import settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import judged
 from pytest_gpufleet.verdict.gaps import DEADLINE
 from pytest_gpufleet.verdict.verdict import CUT_SHORT, ENDED_BY, EXIT_STATUS
 
@@ -232,7 +232,7 @@ def summarize(run: Run) -> None:
 
     def write(path: Path) -> None:
         report_digest = safe_files.sha256(page) if page.is_file() else ""
-        made.append(summary.text(record, digest, report_digest, run.runs_of_nodes() or run.folder.own_runs(record)))
+        made.append(summary.text(record, digest, report_digest, run.fleet))
         safe_files.write_text(path, made[0])
 
     run.write(run.folder / SUMMARY, write)
@@ -256,7 +256,7 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     evidence.compare()
     broken = _cut_short(run, status)
     runs = run.runs_of_nodes() or run.folder.own_runs(evidence.record)
-    ended = settled(evidence.record, broken, runs)
+    ended, run.fleet = judged(evidence.record, broken, runs)
     if status not in CUT_SHORT or broken == DEADLINE:
         status = ended.exit_status or status  # never 0 where pytest's own is not
     lasted = round(time.monotonic() - run.began, 1)
@@ -264,7 +264,8 @@ def _end(run: Run, evidence: Evidence, status: int) -> int:
     run.record(last)
     if late := evidence.seal():
         # The file says what was the verdict before; all else tells this one.
-        ended = settled(replace(evidence.record, spoiled=[*evidence.record.spoiled, late]), broken, runs)
+        spoiled = replace(evidence.record, spoiled=[*evidence.record.spoiled, late])
+        ended, run.fleet = judged(spoiled, broken, runs)
         status = status or ended.exit_status or 0
         evidence.record = replace(ended, exit_status=status)
     return status

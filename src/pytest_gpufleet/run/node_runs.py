@@ -1,6 +1,7 @@
 """The nodes' own runs as the controller of all hears of them, and their folders, which are brought here."""
 
 import gc
+import math
 import os
 import shutil
 import time
@@ -14,8 +15,9 @@ from typing import get_args
 
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
+from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
-from pytest_gpufleet.nodes.messages import CheckEnded, Listening, ReadFile, RunSuite, SuiteEnded
+from pytest_gpufleet.nodes.messages import CheckEnded, Pulse, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, TEXT, RunFolder
 from pytest_gpufleet.run.interruption import Interruption
@@ -28,6 +30,7 @@ BROUGHT = (EVIDENCE, SUMMARY, JUNIT, REPORT, TEXT)  # what proves most comes fir
 PART_BYTES = 1 << 18  # of a file at most
 AT_ONCE = 4  # nodes: their parts fill the memory three times over
 HASTE_SECONDS = 8.0  # for all, of a run that was told to end
+RAN: tuple[Outcome, ...] = ("passed", "failed")
 TURN_SECONDS = 0.5  # between two looks at whether the run was told to end
 
 
@@ -44,7 +47,12 @@ class NodeRun:
     digest: str = ""  # the SHA-256 of its evidence, once that is here
     taken_over: bool = False  # from an earlier run on all nodes, with which this one goes on
     hung: str = ""  # why nobody waits for it any more
-    times: list[float] = field(default_factory=list)  # at which its checks ended, and it, in seconds of listening
+    heard: float = 0.0  # when the last of its checks ended, in seconds of listening
+    steps: list[float] = field(default_factory=list)  # what each took, NaN of one that did not run; then its end
+
+    def step(self, now: float, ran: bool = True) -> None:
+        self.steps.append(now - self.heard if ran else math.nan)
+        self.heard = now
 
     @property
     def at_work(self) -> bool:
@@ -84,17 +92,11 @@ class NodeRun:
         )  # fmt: skip
 
 
-def behind(
-    own: Sequence[float], others: Sequence[Sequence[float]], now: float, seconds: float
-) -> tuple[float, float] | None:
-    """Of a node whose next check most others have ended, the seconds that it has been at it, and that these took, by
-    the times at which checks ended: if it is late by more than `seconds`, and than five times the latter."""
-    step = len(own)
-    took = sorted(times[step] - (times[step - 1] if step else 0.0) for times in others if len(times) > step)
-    if len(took) * 2 <= len(others):
-        return None
-    usual, mine = median(took), now - (own[-1] if own else 0.0)
-    return (mine, usual) if mine - usual > max(seconds, 5 * usual) else None
+def usual(step: int, nodes: Sequence[Sequence[float]]) -> float:
+    """What this step took the nodes that did it, in the median; infinite if these are less than a quarter, which is
+    still enough where a check hangs on most of them. Those on which a check does not apply tell nothing of its time."""
+    took = [steps[step] for steps in nodes if len(steps) > step and not math.isnan(steps[step])]
+    return median(took) if took and 4 * len(took) >= len(nodes) else math.inf
 
 
 class NodeRuns:
@@ -107,32 +109,26 @@ class NodeRuns:
         self.own: dict[int, HostRun] = {}  # those whose evidence is here, and was read
         self._common = Common()
         self._until = float("inf")  # nothing is waited for after this
-        self._listening = Listening(2.0)  # the longest turn
-        self._listening.look(time.monotonic())
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gpufleet folders")
         self._coming: dict[int, Future[None]] = {}
 
-    def take_over(
-        self, earlier: Mapping[int, tuple[str, RunFolder]], nodes: Iterable[NodeFound], checks: Collection[str]
-    ) -> None:
-        """Have runs of these names, in these folders, count as those of their nodes, if they did all these checks."""
+    def start(
+        self, arguments: tuple[str, ...], nodes: Iterable[NodeFound], directory: str,
+        earlier: Mapping[int, tuple[str, RunFolder]] = {}, checks: Collection[str] = (),
+    ) -> dict[int, str]:  # fmt: skip
+        """Start a run on each of these nodes, with these arguments of pytest, but where an `earlier` one (its name and
+        folder) did all of the `checks`: that counts as the node's. Why it could not be, of nodes without."""
         for node in nodes:
+            run = NodeRun(node.index, node.host, self._folder.of_node(node), heard=self._cluster.listening.seconds)
+            self.all[node.index] = run
             name, folder = earlier.get(node.index, ("", None))
-            if folder is not None and (record := folder.record()).checks.keys() >= {*checks}:
-                own = self._folder.of_node(node)
-                shutil.copytree(folder.path, own.path)
-                ended = SuiteEnded(record.exit_status or 0, "", name, {}, record.verdict, tuple(record.reasons))
-                run = self.all[node.index] = NodeRun(node.index, node.host, own, ended=ended, taken_over=True)
-                run.outcomes.update(check.outcome for check in record.checks.values())
-                run.digest = sha256(own.evidence)
-
-    def start(self, arguments: tuple[str, ...], nodes: Iterable[NodeFound], directory: str) -> dict[int, str]:
-        """Start a run on each of these nodes, with these arguments of pytest. Why it could not be, of nodes without."""
-        for node in nodes:
-            if node.index not in self.all:
-                own = self._folder.of_node(node)
-                own.path.mkdir(parents=True)
-                self.all[node.index] = NodeRun(node.index, node.host, own)
+            if folder is None or not (record := folder.record()).checks.keys() >= {*checks}:
+                run.folder.path.mkdir(parents=True, exist_ok=True)
+                continue
+            shutil.copytree(folder.path, run.folder.path)
+            run.ended = SuiteEnded(record.exit_status or 0, "", name, {}, record.verdict, tuple(record.reasons))
+            run.outcomes.update(check.outcome for check in record.checks.values())
+            run.digest, run.taken_over = sha256(run.folder.evidence), True
         key = {ALIAS_KEY: os.environ[ALIAS_KEY]} if ALIAS_KEY in os.environ else {}
         asked = [node for node, run in self.all.items() if not run.taken_over]
         _, failed = self._cluster.ask_each(dict.fromkeys(asked, RunSuite(arguments, directory, key)), 60.0)
@@ -143,14 +139,13 @@ class NodeRuns:
 
     def listen(self, timeout: float) -> list[NodeRun]:
         """Take in what has come, as soon as anything has, and have files brought here. The runs that are newly over."""
-        over, heard = [], self._cluster.suite_news(timeout)
-        self._listening.look(time.monotonic())
-        for node, news in heard:
+        over = []
+        for node, news in self._cluster.suite_news(timeout):
             if (run := self.all.get(node)) is None:
                 continue
             if run.at_work and not isinstance(news, CheckEnded):
                 over.append(run)
-            run.times.append(self._listening.seconds)
+            run.step(self._cluster.listening.seconds, not isinstance(news, CheckEnded) or news.outcome in RAN)
             match news:
                 case CheckEnded(outcome=outcome):
                     run.outcomes[outcome] += 1
@@ -162,18 +157,17 @@ class NodeRuns:
         return over
 
     def hung(self, seconds: float, checks: int) -> list[NodeRun]:
-        """Those that have newly fallen behind the others by so much: nobody waits for them any more. Not behind runs
-        that ended (-x) where these go on, before all of the `checks`."""
-        now, found = self._listening.seconds, []
-        for run in self.all.values():
-            if run.at_work and now - (run.times[-1] if run.times else 0.0) > seconds:
-                others = (each for each in self.all.values() if each is not run and not (each.taken_over or each.hung))
-                others = (each for each in others if not (each.lost or each.died))
-                times = [of.times for of in others if not (of.ended and len(run.times) >= of.outcomes.total() < checks)]
-                if late := behind(run.times, times, now, seconds):
-                    pulse = self._cluster.pulses.get(run.node)
-                    at, text = pulse.check if pulse else "", "for {:.0f} s, which took most others {:.0f} s"
-                    run.hung = f"its own run has been at {at or 'its end'} {text.format(*late)}"
+        """Those that newly are at a step for so much longer than the others were, and than five times what these took:
+        nobody waits for them any more. Not behind runs that ended (-x) where they go on, before all `checks`."""
+        now, found = self._cluster.listening.seconds, []
+        late = [run for run in self.all.values() if run.at_work and now - run.heard > seconds]
+        for step, runs in grouped((len(run.steps), run) for run in late).items():
+            others = [of for of in self.all.values() if not (of.taken_over or of.hung or of.lost or of.died)]
+            took = usual(step, [of.steps for of in others if not (of.ended and step >= of.outcomes.total() < checks)])
+            for run in runs:
+                if (waited := now - run.heard) - took > max(seconds, 5 * took):
+                    at = self._cluster.pulses.get(run.node, Pulse()).check or "its end"
+                    run.hung = f"its own run has been at {at} for {waited:.0f} s, which took others {took:.0f} s"
                     found.append(run)
         return found
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pytest_gpufleet.run.folder import Evidence, RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
     from pytest_gpufleet.verdict import judgement, orders, profile
+    from pytest_gpufleet.verdict.fleet import fleet_verdict
+    from pytest_gpufleet.verdict.fleet.fleet_verdict import Fleet
     from pytest_gpufleet.verdict.fleet.host_runs import HostRun
     from pytest_gpufleet.verdict.profile import Profile
     from pytest_gpufleet.world import call, world
@@ -42,7 +44,7 @@ else:
     health, host, local_node, software = lazy("machine", "health", "host", "local_node", "software")
     codec, events, place, record = lazy("model", "codec", "events", "place", "record")
     (target,) = lazy("run", "target")
-    judgement, orders, profile = lazy("verdict", "judgement", "orders", "profile")
+    judgement, orders, profile, fleet_verdict = lazy("verdict", "judgement", "orders", "profile", "fleet.fleet_verdict")
     call, world, local = lazy("world", "call", "world", "engines.local")
 
 AT_THE_END = "the end of the run"  # where a check is named
@@ -93,6 +95,12 @@ class Run:
         self._locks: ExitStack | None = None
         self._sampler: local_node.Sampler | None = None
         self._lost_samples = False  # said once: the words of the trouble change
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        """What all nodes of a run on many came to, when it is over."""
+        record = self.written.record
+        return fleet_verdict.ended(record, self.runs_of_nodes() or self.folder.own_runs(record))[1]
 
     @property
     def written(self) -> Evidence:

@@ -23,8 +23,8 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.run.folder import SUMMARY
 from pytest_gpufleet.verdict import basis, requirements
 from pytest_gpufleet.verdict.accusations import all_faults, causes, explaining
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, FailedNode, failed_nodes, over_nodes
-from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns, expected_as, of_one_host
+from pytest_gpufleet.verdict.fleet.fleet_verdict import FailedNode, Fleet, failed_nodes
+from pytest_gpufleet.verdict.fleet.host_runs import HostRun, expected_as, of_one_host
 from pytest_gpufleet.verdict.gaps import answered
 
 Natural = Annotated[int, Meta(ge=0)]
@@ -174,8 +174,8 @@ def to_run_again(folder: Path, own: str = "") -> tuple[str, ...]:
     return tuple(failed + good[:2])  # a node is named only if it fails with two good ones
 
 
-def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> Summary:
-    """Of a run with a verdict. `sha256`: of its evidence, `report_sha256`: of its page. `runs`: the nodes' own."""
+def summary(record: Record, sha256: str, report_sha256: str = "", fleet: Fleet | None = None) -> Summary:
+    """Of a run with a verdict. `sha256`: of its evidence, `report_sha256`: of its page. `fleet`: of many nodes."""
     own = HostRun(record.run.host, sha256, record)
     return Summary(
         2,
@@ -194,19 +194,19 @@ def summary(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns
         OfBasis(record.run.basis, basis.lowest(record), basis.by_grade(record), basis.described(record)),
         tuple(_part(OfCheck, check, run=check.run or None) for check in record.checks.values()),
         tuple(_fault(fault, record) for fault in all_faults(record)),
-        over_nodes(record, runs).failed if record.of_cluster else failed_nodes([own], (), ()),
+        fleet.failed if fleet else failed_nodes([own], (), ()),
         tuple(map(_finding, record.findings)),
         tuple(_part(OfUnusedLimit, each, number=number, limit=_limit(each)) for number, each in basis.unused(record)),
         report_sha256,
         tuple(
             _part(OfRequirement, each.requirement, state=each.state, why=each.why)
-            for each in answered(record, [run.record for run in runs.values()])
+            for each in answered(record, [run.record for run in (fleet.hosts if fleet else ())])
         ),
     )
 
 
-def text(record: Record, sha256: str, report_sha256: str = "", runs: NodeRuns = ALONE) -> str:
-    return json.dumps(codec.plain(summary(record, sha256, report_sha256, runs)), indent=1, allow_nan=False) + "\n"
+def text(record: Record, sha256: str, report_sha256: str = "", fleet: Fleet | None = None) -> str:
+    return json.dumps(codec.plain(summary(record, sha256, report_sha256, fleet)), indent=1, allow_nan=False) + "\n"
 
 
 def schema() -> str:

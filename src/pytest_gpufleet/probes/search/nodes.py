@@ -367,7 +367,9 @@ def who_is_cut_off(
 ) -> CutOff:  # fmt: skip
     """Which of these nodes others cannot reach, or which two cannot reach each other. `reached`: what keeps the nodes
     of each of these pairs apart, "" if nothing. Up to 16 nodes all pairs are tried; beyond, each node meets a few
-    others, whatever the number of nodes, and the first, where ranks meet (`with_first`)."""
+    others, whatever the number of nodes, and the first, where ranks meet (`with_first`). Of fewer than two nobody."""
+    if len(nodes) < 2:
+        return CutOff()
     why: dict[IndexPair, str] = {}
 
     def measure(pairs: Sequence[Group]) -> list[float]:

@@ -14,7 +14,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.safe_files import sha256
 from pytest_gpufleet.verdict.accusations import searched
 from pytest_gpufleet.verdict.basis import as_given, instead
-from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, settled
+from pytest_gpufleet.verdict.fleet.fleet_verdict import ALONE, judged
 from pytest_gpufleet.verdict.fleet.host_runs import NodeRuns, between
 from pytest_gpufleet.verdict.judgement import LimitMissed, judged_by, unsteady
 from pytest_gpufleet.verdict.profile import Profile, of_every_gpu, shipped
@@ -62,8 +62,8 @@ def judge_again(record: Record, profile: Profile | None, basis: Grade | None = N
         reasons = tuple(reason for reason in node.reasons if reason != node.judged_again)
         came_to = {"verdict": node.verdict, "reasons": reasons, "exit_status": node.exit_status}
         finished[number] = msgspec.structs.replace(finished[number], **came_to)
-    again = between(replace(again, finished=finished), own)
-    again = settled(again, DIED if record.verdict is None else record.broken, own)
+    again = between(replace(again, finished=finished))
+    again, _ = judged(again, DIED if record.verdict is None else record.broken, own)
     return replace(again, reasons=[note, *again.reasons])
 
 

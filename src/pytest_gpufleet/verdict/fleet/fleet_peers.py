@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from pytest_gpufleet.model.finding import Finding, that_count
 from pytest_gpufleet.model.levels import check_name
 from pytest_gpufleet.model.metric import GpuState, Measurement
 from pytest_gpufleet.model.place import SOFTWARE, THIS_NODE, GpuTopology, Place, Where, grouped, on_node
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict import outliers
 from pytest_gpufleet.verdict.across_runs.run_comparison import held_to_limits
 from pytest_gpufleet.verdict.fleet import equality
+from pytest_gpufleet.verdict.fleet.equality import Difference, Records
 from pytest_gpufleet.verdict.fleet.host_runs import HostRun, NodeRuns
 from pytest_gpufleet.verdict.outliers import BETWEEN_BOARDS, Figure, Outlier, beside_most, figure_of, healthy_spread
 
@@ -194,7 +194,8 @@ def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bo
     """Whether another family of measurements says the same of each of these places, or the same measurement did once
     more: in that run, since it had missed there at first, or in an earlier run of the host, with places of its own."""
     figure, host = one.figure, Place(one.node, "node")
-    others = [each for each in found if each.node == one.node and _family(each) != _family(one)]
+    family, *families = (FAMILY.get(each.figure.name, each.figure.name) for each in (one, *found))
+    others = [each for each, of in zip(found, families, strict=True) if each.node == one.node and of != family]
     parts = {part for each in others for at in each.places for part in at.place.parts}
     if parts and all(parts & {*each.place.parts, host} or each.place == host for each in one.places):
         return True
@@ -209,18 +210,18 @@ def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bo
     return False
 
 
-def _family(slow: SlowPlaces) -> str:
-    return FAMILY.get(slow.figure.name, slow.figure.name)
+def nodes_differ(runs: NodeRuns, how: Callable[[Records], list[Difference]]) -> list[Fault]:
+    """The nodes that differ from most of them: `how` is a function of `equality`."""
+    return equality.faults(how(_records(runs)), {run.host: node for node, run in runs.items()})
 
 
-def nodes_unlike_others(runs: NodeRuns) -> list[Fault]:
-    """In what nodes differ from most of them: driver, firmware, kernel, libraries, environment, limits."""
-    return equality.faults(equality.unlike(_records(runs)), _numbers(runs))
+def minority(runs: NodeRuns) -> dict[int, str]:
+    """The nodes with other software or firmware than most, and which: failures with them say nothing of the network."""
 
+    def what_matters(records: Records) -> list[Difference]:
+        return [each for each in equality.unlike(records) if each.usual and each.fact in TO_WORK_TOGETHER]
 
-def nodes_compute_otherwise(runs: NodeRuns) -> list[Fault]:
-    """Nodes whose GPUs agree on other bits than those of the same model on most nodes; of two, nobody can say which."""
-    return equality.faults(equality.other_bits(_records(runs)), _numbers(runs))
+    return {node: fault.what for fault in reversed(nodes_differ(runs, what_matters)) for node in fault.nodes}
 
 
 def fingerprints_in_common(runs: NodeRuns) -> bool:
@@ -228,28 +229,8 @@ def fingerprints_in_common(runs: NodeRuns) -> bool:
     return any(len(of_nodes) > 1 for of_nodes in equality.by_work(_records(runs)).values())
 
 
-def _records(runs: NodeRuns) -> dict[str, Record]:
+def _records(runs: NodeRuns) -> Records:
     return {run.host: run.record for run in runs.values()}
-
-
-def _numbers(runs: NodeRuns) -> dict[str, int]:
-    return {run.host: node for node, run in runs.items()}
-
-
-def minority(runs: NodeRuns) -> dict[int, str]:
-    """The nodes with other software or firmware than most, and which: together with them a failure would say nothing of
-    the network. None where nobody can say who differs."""
-    numbers, found = _numbers(runs), dict[int, str]()
-    for each in equality.unlike(_records(runs)):
-        for value, hosts in each.others.items() if each.usual and each.fact in TO_WORK_TOGETHER else ():
-            text = f"{each.fact} is {value} there, of most nodes {each.usual}"
-            found = {**{numbers[host]: text for host in hosts}, **found}
-    return found
-
-
-def slower_than_other_nodes(runs: NodeRuns) -> list[Fault]:
-    """The places that are worse than their peers on all nodes, by two measurements."""
-    return [each.fault for each in slow_places(runs).slow]
 
 
 def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:

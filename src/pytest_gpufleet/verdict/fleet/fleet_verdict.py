@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -40,7 +39,7 @@ WORDS: dict[GapKind, str] = {
     "run otherwise": "whose runs differ",
 }  # fmt: skip
 WITH_WHY = ("lost", "left out", "run otherwise")  # the same of many
-ALONE: NodeRuns = MappingProxyType({})
+ALONE: NodeRuns = host_runs.NOTHING
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,17 +77,17 @@ class Fleet:
 
 def judge_fleet(
     runs: Iterable[HostRun], unusable: Sequence[Unusable] = (), expected: Collection[str] | None = None,
-    over_nodes: Sequence[Record] = (),
+    over: Sequence[Record] = (),
 ) -> Fleet:  # fmt: skip
     """REJECTED if any host is, was lost, is unlike most others, or has a place that is worse than its peers on all
     hosts, or if what was done between hosts is; else INCOMPLETE if a host is missing, was not expected, was left out or
     is incomplete, or if it is not clear whose runs they are, or if they were made in different ways, or if what was
     done between them is; else ACCEPTED. REHEARSAL if all runs are rehearsals. `expected`: the names of the hosts, None
-    if nobody says. `runs`: with records as `kept` leaves them; `over_nodes`: those over them, as `between` has them."""
+    if nobody says. `runs`: with records as `kept` leaves them; `over`: those of runs on many nodes that they are of."""
     hosts, notes, gaps = host_runs.counted(runs)
     there, own = {run.host for run in hosts}, [run.record for run in hosts]
-    gaps += [gap for record in over_nodes for gap in host_runs.of_nodes(record, there) if gap not in gaps]
-    over = [own_verdict.settled(record, record.broken) for record in over_nodes]
+    gaps += [gap for record in over for gap in host_runs.of_nodes(record, there) if gap not in gaps]
+    over = [own_verdict.settled(host_runs.between(record), record.broken) for record in over]
     real = [run for run in hosts if not run.record.run.rehearsal]
     gaps = [*host_runs.muster(hosts, unusable, expected), *gaps]
     if not real:  # one among others is a gap
@@ -110,16 +109,17 @@ def judge_fleet(
     against += _by_kind([gap for gap in gaps if gap.kind == "lost"])
     for record in over:
         against += [*filter(None, [not_as_many(record)])] + (record.reasons if record.verdict == "REJECTED" else [])
+    failed = bool(against) or any(check.outcome == "failed" for each in (*own, *over) for check in each.checks.values())
     for held_back, why in ((False, ""), (True, Said(HELD_BACK))):
         against += _slower(hosts, [each for each in tested if hosts[each.node].held_back == held_back], why)
     against += [Said("hosts differ in {difference}", difference=each.text) for each in differences]
     open_points = _slower(hosts, untested, Said(", beside another process: that could not be tested"))
     open_points += [text for each in over for text in stated(not_answered(each, own), each)]
-    verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, notes)
+    verdict, reasons, status = _verdict(hosts, over, against, gaps, open_points, failed)
     return Fleet(
         hosts, None if expected is None else tuple(expected), tuple(unusable), tuple(gaps), tuple(notes), differences,
         peers.slow, peers.alone, (*(each.fault for each in peers.slow), *unlike), basis.by_grade(*own, *over),
-        verdict, tuple(reasons), status, failed_nodes(hosts, [*(each.fault for each in tested), *unlike], over),
+        verdict, (*reasons, *notes), status, failed_nodes(hosts, [*(each.fault for each in tested), *unlike], over),
     )  # fmt: skip
 
 
@@ -147,47 +147,41 @@ def _slower(hosts: Sequence[HostRun], slow: Sequence[SlowPlaces], why: str) -> l
 
 def _verdict(
     hosts: Sequence[HostRun], over: Sequence[Record], against: list[str], gaps: Sequence[Gap], untested: list[str],
-    notes: Sequence[str],
+    failed: bool,
 ) -> tuple[VerdictWord, list[str], int]:  # fmt: skip
+    """`failed`: what fails a rehearsal, too."""
     records = [*(run.record for run in hosts), *over]
     open_points = _by_kind([gap for gap in gaps if gap.kind != "lost"])
     if records and all(record.run.rehearsal for record in records):
-        failed = any(check.outcome == "failed" for record in records for check in record.checks.values())
-        failed = failed or any(gap.kind == "lost" for gap in gaps) or any(map(not_as_many, over))
-        failed = failed or any(rejected(end) for record in over for end in record.finished.values())
         broken = any(record.exit_status for record in records)
         status = "REJECTED" if failed else "INCOMPLETE" if gaps or broken else "ACCEPTED"
         found = [reason for record in over for reason in record.reasons[1:]]  # the first is that it is a rehearsal
-        return "REHEARSAL", [REHEARSED, *against, *found, *open_points, *notes], EXIT_STATUS[status]
-    open_points = [*open_points, *untested]
-    open_points += [] if hosts else ["there is no run that counts"]
+        return "REHEARSAL", [REHEARSED, *against, *found, *open_points], EXIT_STATUS[status]
+    open_points += [*untested, *([] if hosts else ["there is no run that counts"])]
     open_points += [reason for record in over if record.verdict == "INCOMPLETE" for reason in record.reasons]
     if against or open_points:
         word: VerdictWord = "REJECTED" if against else "INCOMPLETE"
-        return word, [*against, *open_points, *notes], EXIT_STATUS[word]
+        return word, [*against, *open_points], EXIT_STATUS[word]
     text = "{hosts} ACCEPTED, and none differs from the others"
     accepted: list[str] = [Said(text, hosts=_hosts([run.host for run in hosts]))]
     accepted += [reason for record in over for reason in record.reasons]
-    return "ACCEPTED", [*accepted, *notes], EXIT_STATUS["ACCEPTED"]
+    return "ACCEPTED", accepted, EXIT_STATUS["ACCEPTED"]
 
 
-def over_nodes(record: Record, runs: NodeRuns) -> Fleet:
-    """What a run on many nodes amounts to. `runs`: their own, as far as their evidence is here."""
-    return judge_fleet(runs.values(), over_nodes=[host_runs.between(record, runs)])
-
-
-def settled(record: Record, broken: str, runs: NodeRuns = ALONE) -> Record:
-    """The record of a run with the verdict that follows from all else in it, and of many nodes from their own runs."""
+def judged(record: Record, broken: str, runs: NodeRuns = ALONE) -> tuple[Record, Fleet | None]:
+    """With the verdict that follows from all else in it; of many nodes that of the fleet, with their own `runs`."""
     record = own_verdict.settled(record, broken)
     if not record.of_cluster:
-        return record
-    fleet = over_nodes(record, runs)
-    return replace(record, verdict=fleet.verdict, reasons=[*fleet.reasons], exit_status=fleet.exit_status)
+        return record, None
+    fleet = judge_fleet(runs.values(), over=[record])
+    return replace(record, verdict=fleet.verdict, reasons=[*fleet.reasons], exit_status=fleet.exit_status), fleet
 
 
-def ended(record: Record, runs: NodeRuns = ALONE) -> Record:
-    """The record of a run that died with what it amounts to as its verdict; that of any other as it is."""
-    return settled(record, DIED, runs) if record.verdict is None else record
+def ended(record: Record, runs: NodeRuns = ALONE) -> tuple[Record, Fleet | None]:
+    """As `judged`, of a run that died; any other has its own verdict."""
+    if record.verdict is None:
+        return judged(record, DIED, runs)
+    return record, judge_fleet(runs.values(), over=[record]) if record.of_cluster else None
 
 
 def _by_kind(gaps: Sequence[Gap]) -> list[str]:

@@ -132,17 +132,6 @@ class Common:
         )  # fmt: skip
         return Judged(finding=lean)
 
-    def finding(self, found: Finding) -> Finding:
-        """Of a record that was read whole the same, without samples and details."""
-        of = found.measurement
-        if of.samples is NOTHING:
-            return found
-        key = found.check, of.metric, *of.conditions.items()
-        under, definition = self(of.conditions, "conditions", *key), self(of.definition, "definition", *key)
-        limit, tolerances = self(found.limit, "limit", *key), self(found.tolerances, "tolerances", *key)
-        lean = _lean(of.metric, of.values, under, definition, of.gpu_states)
-        return replace(found, measurement=lean, limit=limit, tolerances=tolerances)
-
     def _read(self, part: str, text: msgspec.Raw) -> Any:
         key = part, bytes(text)
         if key not in self._known:
@@ -191,6 +180,12 @@ def _lean(metric: str, values: Any, under: Any, definition: Metric, states: Any)
     return lean
 
 
+def _without_samples(found: Finding) -> Finding:
+    of = found.measurement
+    lean = _lean(of.metric, of.values, of.conditions, of.definition, of.gpu_states)
+    return found if of.samples is NOTHING else replace(found, measurement=lean)
+
+
 def read_own(path: Path, common: Common, host: str = "") -> Record:
     """Of the evidence of a run what a fleet needs, as `kept` has it. Raises what `read` does."""
     record = read(path, common.event)
@@ -208,7 +203,7 @@ def kept(record: Record, common: Common, host: str = "") -> Record:
         manifest=common(record.suite, "suite"), topology=topology,
         topologies=dict.fromkeys(record.topologies, topology), telemetry=[], losses=[], spans=[], _begun={},
         machines={node: common.machine(found) for node, found in record.machines.items()},
-        started=[*map(common, record.started)], findings=[*map(common.finding, record.findings)],
+        started=[*map(common, record.started)], findings=[*map(_without_samples, record.findings)],
         checks={check.id: check for check in checks},  # by names that are common, too
         fingerprints={common(check): common(each, check) for check, each in record.fingerprints.items()},
     )  # fmt: skip
@@ -280,11 +275,10 @@ def rejected(end: NodeFinished | Record) -> bool:
     return end.verdict == "REJECTED" or (end.verdict == "REHEARSAL" and end.exit_status == 1)
 
 
-def between(record: Record, runs: NodeRuns) -> Record:
-    """The record of a run on many nodes without what stood in that of their own `runs` too (until 0.3)."""
-    known = record.suite.known_as
-    own = {known(check) for run in runs.values() for check in run.record.checks}
-    twice = {check for check in (*record.started, *record.checks) if known(check) in own}
+def between(record: Record) -> Record:
+    """A record without the checks of each node, which stood in those of runs on many nodes too until 0.3."""
+    of_nodes = {check for check in (*record.started, *record.checks) if record.suite.contains(check)}
+    twice = {check for check in of_nodes if record.of_cluster and not record.suite.between_nodes(check)}
     return replace(
         record,
         checks={name: check for name, check in record.checks.items() if name not in twice},

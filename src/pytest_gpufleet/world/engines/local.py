@@ -115,7 +115,7 @@ class LocalEngine:
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         message = channel.Message(parcel)
-        for rank in {*ranks}:
+        for rank in self._ranks.keys() & {*ranks}:
             channel.offer(self._ranks[rank].connection, message)
 
     def watch(self, selector: selectors.BaseSelector) -> None:

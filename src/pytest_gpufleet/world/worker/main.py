@@ -7,6 +7,7 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -159,6 +161,10 @@ def _prepare_device(spec: RankSpec, progress: Progress) -> torch.device:
     device = torch.device(spec.device)
     if spec.cpu_threads:
         torch.set_num_threads(spec.cpu_threads)
+    if spec.size > spec.local_size:  # from about 4 nodes on NCCL needs more files than the usual 1,024 in its bootstrap
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(OSError, ValueError):  # the system's own limit was lowered since
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if spec.gpu is not None:
         progress.phase("create the CUDA context")
         torch.cuda.set_device(device)
