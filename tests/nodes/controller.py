@@ -3,7 +3,6 @@
 import itertools
 import os
 import time
-from collections import deque
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -22,23 +21,15 @@ class Controller:
     """`heard`: what has come and nobody has asked for yet. `process`: the agent. `dialled`: its first message."""
 
     def __init__(self, settings):
-        settings, secret = msgspec.structs.replace(settings, index=0), os.urandom(wire.KEY_BYTES)
-        starter = OwnAgents("local", "loopback", secret, [settings])
+        settings = msgspec.structs.replace(settings, index=0)
+        starter = OwnAgents("local", "loopback", os.urandom(wire.KEY_BYTES), [settings])
         self.transport = Transport(starter, seconds=PATIENCE)
         self.transport.start()
         self.process, self.dialled = starter._processes[0], self.transport.dialled[0]
-        self.heard, self._gone = deque(), False
-        self._numbers = itertools.count()
-
-    @property
-    def pid(self):
-        return self.process.pid
+        self.pid, self.heard, self._numbers = self.process.pid, [], itertools.count()
 
     def tell(self, message):
-        self.send(codec.packed(message))
-
-    def send(self, message):
-        self.transport.send(0, message)
+        self.transport.send(0, message if isinstance(message, bytes) else codec.packed(message))
         self.take_in(0.0)
 
     def let_go(self):
@@ -48,23 +39,19 @@ class Controller:
     def hear(self, kind):
         """The next message of this kind; a Beat is sent while it is waited for. EOFError if the agent is gone."""
         until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            for message in list(self.heard):
-                if isinstance(message, kind):
-                    self.heard.remove(message)
-                    return message
+        while not (found := [message for message in self.heard if isinstance(message, kind)]):
+            assert time.monotonic() < until, f"no {kind}, but {self.heard}"
             self.tell(messages.Beat())
             self.take_in(0.1)
-        raise AssertionError(f"no {kind.__name__}, but {list(self.heard)}")
+        self.heard.remove(found[0])
+        return found[0]
 
     def take_in(self, timeout):
-        if self._gone:
+        events = [message for _, message in self.transport.receive(timeout)]
+        new = [codec.unpacked(each, messages.FromAgent) for each in events if not isinstance(each, str)]
+        self.heard += new
+        if events and not new:  # but that it is gone
             raise EOFError
-        for _, message in self.transport.receive(timeout):
-            if isinstance(message, str):
-                self._gone = True
-            else:
-                self.heard.append(codec.unpacked(message, messages.FromAgent))
 
     def listen_until_its_end(self):
         with suppress(EOFError):

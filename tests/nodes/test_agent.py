@@ -31,6 +31,7 @@ from pytest_gpufleet.nodes.agent import Agent, Background, OwnNode
 from pytest_gpufleet.nodes.launchers import AgentSettings
 from pytest_gpufleet.world.call import Answer, Call, Trace, pack, pack_work, unpack
 from pytest_gpufleet.world.engines import processes, rank_files
+from pytest_gpufleet.world.engines.local import LocalEngine
 from tests import machines
 from tests.conftest import comes_true
 from tests.forked import Started
@@ -66,7 +67,7 @@ def results(agent):
     return {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
 
 
-def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
+def test_it_says_hello_first_and_then_that_it_is_there_until_garbage_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
     with controlled(settings(tmp_path, name="gf7")) as agent:
         hello = agent.hear(messages.Hello)
@@ -74,6 +75,9 @@ def test_it_says_hello_first_and_then_that_it_is_there(tmp_path, monkeypatch):
         assert (hello.pid, hello.interface) == (agent.pid, "lo")
         assert hello.topology.absent == "--rehearse was given"
         assert agent.hear(messages.Pulse).clock <= agent.hear(messages.Pulse).clock
+        agent.tell(b"no message at all")
+        assert "Error" in agent.hear(messages.End).why  # with what it was
+        assert agent.process.wait() == 0
 
 
 def falls_silent(rank):
@@ -206,21 +210,9 @@ def test_nothing_is_left_of_it_but_what_has_left_one_that_is_killed(agent, tmp_p
 def _is_sleep(pid):
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
-    return False
 
 
-def test_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
-    with controlled(settings(tmp_path, alone_seconds=ALONE)) as agent:
-        start_ranks(agent)  # beats are sent while it is waited for
-        found = started_by(agent)
-        agent.listen_until_its_end()  # the connection is open, and nothing is said
-        assert [message for message in agent.heard if isinstance(message, messages.End)]
-        assert not [pid for pid in found if processes.look(pid)]
-        (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
-        assert f"nothing was heard of its controller for {ALONE:g} s" in log.read_text()
-
-
-def test_what_came_while_it_was_stopped_counts(tmp_path):
+def test_what_came_while_it_was_stopped_counts_and_without_a_beat_it_ends_itself_and_writes_why(tmp_path):
     with controlled(settings(tmp_path, alone_seconds=ALONE)) as agent:
         agent.hear(messages.Hello)
         os.kill(agent.pid, signal.SIGSTOP)
@@ -229,15 +221,13 @@ def test_what_came_while_it_was_stopped_counts(tmp_path):
             agent.take_in(0.5)
         agent.tell(messages.Beat())
         os.kill(agent.pid, signal.SIGCONT)
-        assert agent.ask(messages.Lock()) == ""
-
-
-def test_garbage_ends_it_with_what_it_was(tmp_path):
-    with controlled(settings(tmp_path)) as agent:
-        agent.hear(messages.Hello)
-        agent.send(b"no message at all")
-        assert "ValidationError" in agent.hear(messages.End).why or "DecodeError" in agent.hear(messages.End).why
-        assert agent.process.wait() == 0
+        start_ranks(agent)  # beats are sent while it is waited for
+        found = started_by(agent)
+        agent.listen_until_its_end()  # the connection is open, and nothing is said
+        assert [message for message in agent.heard if isinstance(message, messages.End)]
+        assert not [pid for pid in found if processes.look(pid)]
+        (log,) = tmp_path.glob("gpufleet-node-*/agent.log")
+        assert f"nothing was heard of its controller for {ALONE:g} s" in log.read_text()
 
 
 def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp_path, monkeypatch):
@@ -261,49 +251,37 @@ def of_the_system(rank):
     return *(os.environ[name] for name in names), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def take_in(background, until):
-    while not until():
+def take_in(background, thread):
+    while not background.idle(thread):
         assert select.select([background], [], [], 60)[0]
         background.take_in()
 
 
-def test_what_never_comes_back_holds_up_its_own_thread_alone():
+def test_what_never_comes_back_holds_up_its_own_thread_alone_and_what_work_raises_is_raised():
     background, stuck, done = Background(), threading.Event(), []
     try:
         background.do("node", stuck.wait)
         background.do("node", lambda: "after it", done.append)
         background.do("ranks", lambda: "beside it", done.append)
-        take_in(background, lambda: background.idle("ranks"))
+        take_in(background, "ranks")
         assert (done, background.idle("node")) == (["beside it"], False)
     finally:
         stuck.set()
-    take_in(background, lambda: background.idle("node"))
+    take_in(background, "node")
     assert done == ["beside it", "after it"]
-
-
-def test_what_work_raises_is_raised_where_its_result_is_taken_in():
-    background = Background()
     background.do("node", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        take_in(background, lambda: False)
+        take_in(background, "node")
 
 
-class Broken:
-    """In the place of the engine of ranks: its disk is full."""
-
-    def start(self, specs):
+def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(tmp_path, monkeypatch):
+    def disk_is_full(self, *given):
         raise OSError(28, "No space left on device")
 
-    def submit(self, ranks, parcel):
-        raise OSError(28, "No space left on device")
-
-
-def test_ranks_that_cannot_be_started_or_that_nothing_can_be_sent_to_have_died(tmp_path):
+    monkeypatch.setattr(LocalEngine, "start", disk_is_full)
     agent = Agent(settings(tmp_path, head="127.0.0.1:1"), SimpleNamespace(), tmp_path)
-    agent._engine = Broken()
-    assert [died.rank for died in agent._start(pickle.dumps(specs(1, 2)[1:]))] == [1, 2]
-    died = agent._deaths((2, 4), "", lambda: agent._engine.submit((2, 4), b"large"))
-    assert [(each.rank, "No space left" in each.reason) for each in died] == [(2, True), (4, True)]
+    died = agent._start(pickle.dumps(specs(1, 2)[1:]))
+    assert [(each.rank, "No space left" in each.reason) for each in died] == [(1, True), (2, True)]
 
 
 # ---------------------------------------------------------------- its node, on a machine with GPUs that is not here
@@ -311,42 +289,29 @@ GONE = "the driver is not loaded"
 THERMAL_SLOWDOWN = 0x40  # nvml.h, nvmlClocksEventReasonHwThermalSlowdown
 
 
-class StandIn:
-    """A recorded machine whose facts a test changes: `now` of every GPU, `reasons` of the next samples."""
-
-    def __init__(self):
-        self._machine = machines.recorded().machine
-        self.topology = machines.recorded().topology
-        self.now, self.reasons, self.taken = {}, 0, ""
-        self.logged = [Logged((Xid(self.topology.gpus[0].pci_bus_id, 79, "before"),))]
-        self.sampled = threading.Event()
-
-    def facts(self, names):
-        return tuple(Gpu(gpu.index, {**gpu.facts, **self.now}) for gpu in self._machine.gpus)
-
-    def host(self, names=None):
-        return {name: self._machine.host[name] for name in names or self._machine.host}
-
-    def sample(self):
-        readings = dict.fromkeys(READINGS)
-        self.sampled.set()
-        return Sample(0.0, tuple({**readings, "clock_event_reasons": self.reasons} for _ in self.topology.gpus))
-
-    def kernel_log(self):
-        return self.logged.pop() if self.logged else Logged()
-
-    def present(self):
-        return self._machine.present
-
-    def lock(self):
-        if self.taken:
-            raise GpuTaken(self.taken)
-        return ExitStack()
-
-
 @pytest.fixture
 def node():
-    return StandIn()
+    """A recorded machine whose facts a test changes: `now` of every GPU, `reasons` of the next samples."""
+    here, stood_in = machines.recorded(), SimpleNamespace(now={}, reasons=0, taken="", sampled=threading.Event())
+    known, stood_in.topology = here.machine, here.topology
+    stood_in.logged = [Logged((Xid(here.topology.gpus[0].pci_bus_id, 79, "before"),))]
+    stood_in.facts = lambda names: tuple(Gpu(gpu.index, {**gpu.facts, **stood_in.now}) for gpu in known.gpus)
+    stood_in.host = lambda names=None: {name: known.host[name] for name in names or known.host}
+    stood_in.kernel_log = lambda: stood_in.logged.pop() if stood_in.logged else Logged()
+    stood_in.present = lambda: known.present
+
+    def sample():
+        stood_in.sampled.set()
+        readings = {**dict.fromkeys(READINGS), "clock_event_reasons": stood_in.reasons}
+        return Sample(0.0, (readings,) * len(known.gpus))
+
+    def lock():
+        if stood_in.taken:
+            raise GpuTaken(stood_in.taken)
+        return ExitStack()
+
+    stood_in.sample, stood_in.lock = sample, lock
+    return stood_in
 
 
 @pytest.fixture

@@ -191,26 +191,23 @@ def sum_of_all(rank):
     return tensor.item(), dist.get_rank(), len(rank._groups)
 
 
-def test_groups_of_ranks_of_several_nodes_are_worlds_of_their_own(world):
+def test_groups_of_ranks_of_several_nodes_are_worlds_of_their_own_that_all_members_leave_together(world):
+    """Of two H200 as two nodes the one that got a world of its own did not come back from leaving that of both."""
     near, far = [[0, 1], [2, 3]], [[0, 2], [3]]
     for groups in (near, far, near, far):
         assert world.run(sum_of_all) == [(10, rank, 1) for rank in range(4)]
         assert [len(each) for each in world.each(groups, sum_of_all)] == [len(group) for group in groups]
     assert world.subset([1, 3]).run(sum_of_all) == [(3, 0, 1), (3, 1, 1)]  # 0 and 2 have had other groups than these
     assert world.subset([2, 3]).run(sum_of_all) == [(3, 0, 1), (3, 1, 1)]
+    world.run(sum_of_all)
+    assert len(world.subset([1, 3]).run(sum_of_all)) == 2
+    assert World(world._pool, with_group=False).run(is_in_a_world) == [False, True, False, True]
 
 
 def is_in_a_world(rank):
     import torch.distributed as dist
 
     return dist.is_initialized()
-
-
-def test_all_members_of_a_world_leave_it_together(world):
-    """Of two H200 as two nodes the one that got a world of its own did not come back from leaving that of both."""
-    world.run(sum_of_all)
-    assert len(world.subset([1, 3]).run(sum_of_all)) == 2
-    assert World(world._pool, with_group=False).run(is_in_a_world) == [False, True, False, True]
 
 
 def two_meet(rank):

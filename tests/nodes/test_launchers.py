@@ -105,29 +105,27 @@ def other(name, **differs):
     return msgspec.structs.replace(OWN, name=name, **differs)
 
 
-def test_nodes_with_the_same_installation_are_welcome_and_others_named_together_whatever_their_version():
-    launchers.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", index=1)})
-    nodes = {"gf0": other("gf0"), **{name: other(name, package="q") for name in ("gf1", "gf2", "gf3")}}
-    with pytest.raises(Refused, match=r"gf1, gf2, gf3: other files"):
-        launchers.refuse_others(OWN, nodes)
+@pytest.mark.parametrize(("differs", "described"), [
+    ({"python": "3.12.4"}, "gf1, gf2: Python 3.12.4."),
+    ({"package": "q"}, "gf1, gf2: other files of pytest-gpufleet."),
+    ({"package": "q", "version": "2"}, "gf1, gf2: pytest-gpufleet 2."),
+    ({"suite": "t", "python": "3.13.0"}, "gf1, gf2: Python 3.13.0, other checks, conftest"),
+    ({"suite": ""}, f"gf1, gf2: {launchers.NO_FOLDER}."),
+    ({"suite": launchers.EMPTY}, f"gf1, gf2: {launchers.NO_CHECKS}."),
+])  # fmt: skip
+def test_nodes_with_another_installation_are_named_together_with_what_differs(differs, described):
+    same = {"gf0": other("gf0"), "gf3": other("gf3", index=1)}
+    launchers.refuse_others(OWN, same)
+    with pytest.raises(Refused) as refused:
+        launchers.refuse_others(OWN, {**same, "gf1": other("gf1", **differs), "gf2": other("gf2", **differs)})
+    assert described in str(refused.value)
+    assert not any(name in str(refused.value) for name in same)
+
+
+def test_a_node_of_another_version_is_understood_so_far():
     sent = codec.packed({"is": "dial in", "name": "gf1", "version": "0.9", "python": "3.12.3", "new": 1})
     with pytest.raises(Refused, match=r"gf1: pytest-gpufleet 0\.9"):
         launchers.refuse_others(OWN, {"gf1": codec.unpacked(sent, DialIn)})
-
-
-@pytest.mark.parametrize(("differs", "described"), [
-    ({"python": "3.12.4"}, "gf1: Python 3.12.4."),
-    ({"package": "q"}, "gf1: other files of pytest-gpufleet."),
-    ({"package": "q", "version": "2"}, "gf1: pytest-gpufleet 2."),
-    ({"suite": "t", "python": "3.13.0"}, "gf1: Python 3.13.0, other checks, conftest"),
-    ({"suite": ""}, f"gf1: {launchers.NO_FOLDER}."),
-    ({"suite": launchers.EMPTY}, f"gf1: {launchers.NO_CHECKS}."),
-])  # fmt: skip
-def test_a_node_with_another_one_is_named_with_what_differs(differs, described):
-    with pytest.raises(Refused) as refused:
-        launchers.refuse_others(OWN, {"gf0": other("gf0"), "gf1": other("gf1", **differs)})
-    assert described in str(refused.value)
-    assert "gf0" not in str(refused.value)
 
 
 def test_what_this_process_has_is_of_its_package_and_of_the_suite_wherever_that_stands(folder, tmp_path_factory):
@@ -165,9 +163,6 @@ def test_files_that_pytest_looks_at_make_the_suite(folder, suite, change, anothe
     change(folder)
     assert (launchers.suite(folder, [suite]) != before) is another
     assert launchers.suite(folder, [f"{suite}::test_it"]) == launchers.suite(folder, [suite])
-
-
-def test_an_empty_folder_of_checks_is_another_thing_and_where_there_is_no_folder_is_no_suite(folder):
-    assert launchers.suite(folder, ["nothing", "checks/test_b.py"]) == launchers.EMPTY
-    assert launchers.suite(folder / "none", []) == ""
-    assert launchers.suite(folder, []) != ""
+    # An empty folder is another thing, and where there is no folder is no suite.
+    assert launchers.suite(folder, ["nothing", "checks/test_d.py"]) == launchers.EMPTY
+    assert (launchers.suite(folder / "none", []), bool(launchers.suite(folder, []))) == ("", True)

@@ -54,44 +54,33 @@ def test_healthy_nodes_write_to_each_other(perftest):
     assert found == {(1, 2): [Written(389.61)] * 2, (3, 1): [Written(389.61)] * 2}
 
 
-@pytest.mark.parametrize(("different", "count", "step"), [
-    ({"alone": {"127.0.0.2 mlx5_1": DOWN}}, 2, "Port number 1 state is Down (look"),
-    ({"alone": {"127.0.0.2 mlx5_1": DOWN}}, 3, "look at its cable and switch port"),
-    ({"alone": {"127.0.0.2 mlx5_1": NO_DEVICE}}, 2, "look at `ibv_devices`"),
-    ({"memory": {"127.0.0.2 mlx5_1": NO_MEMORY}}, 2, "allocate MR with error=12 (raise"),
-    ({"memory": {"127.0.0.2 mlx5_1": NO_PD}}, 2, "raise locked memory"),
-], ids=["down", "down, of three", "no device", "memory region", "protection domain"])  # fmt: skip
-def test_what_is_wrong_at_one_end_names_this_node_also_of_two(perftest, different, count, step):
+def of_one_end(kind, why):
+    return {kind: {"127.0.0.2 mlx5_1": why}}
+
+
+ALONE, BOTH = ("node_cut_off", (GF2,)), ("nodes_cut_off", (Pair(GF1, GF2),))
+NOTHING_BACK = "nothing comes back: look at the cable's switch, VLAN or partition (PKey), routes"
+
+
+@pytest.mark.parametrize(("different", "count", "fault", "what"), [
+    (of_one_end("alone", DOWN), 2, ALONE, "Port number 1 state is Down (look"),
+    (of_one_end("alone", DOWN), 3, ALONE, "look at its cable and switch port"),
+    (of_one_end("alone", NO_DEVICE), 2, ALONE, "look at `ibv_devices`"),
+    (of_one_end("memory", NO_MEMORY), 2, ALONE, "allocate MR with error=12 (raise"),
+    (of_one_end("memory", NO_PD), 2, ALONE, "raise locked memory"),
+    ({"met": of_second(RETRIES[0])}, 3, ALONE, NOTHING_BACK),  # it connects to no other
+    *(({"met": of_second(each, 2)}, 2, BOTH, NOTHING_BACK) for each in RETRIES),
+    ({"met": of_second(NO_GID, 2)}, 2, BOTH, "compare GIDs and subnets of both ends"),
+    ({"met": of_second(OLD, 2)}, 2, BOTH, "the versions of perftest"),
+    ({"met": of_second(LEFT, 2)}, 2, BOTH, "the other end gave up"),
+])  # fmt: skip
+def test_who_cannot_write_is_named_with_the_port_and_what_to_do(perftest, different, count, fault, what):
     perftest(**different)
     with nodes(count) as run:
-        (fault,) = who_cannot_write(run, PORTS[count == 2 :])
-        left = run.cluster.alive
-    assert (fault.name, fault.subjects, step in fault.what) == ("node_cut_off", (GF2,), True), fault.what
-    assert fault.what.startswith("mlx5_1/1: ")
-    assert left == ((1, 3) if count == 3 else (1,))
-
-
-@pytest.mark.parametrize(("why", "step"), [
-    *((each, "nothing comes back: look at the cable's switch, VLAN or partition (PKey), routes") for each in RETRIES),
-    (NO_GID, "compare GIDs and subnets of both ends"),
-    (OLD, "the versions of perftest"),
-    (LEFT, "the other end gave up"),
-], ids=["cut", "cut, newer", "GID", "version", "left"])  # fmt: skip
-def test_a_rail_of_two_nodes_that_does_not_connect_names_both(perftest, why, step):
-    perftest(met=of_second(why, count=2))
-    with nodes(2) as run:
-        (fault,) = who_cannot_write(run, PORTS[1:])
-    assert (fault.name, fault.subjects) == ("nodes_cut_off", (Pair(GF1, GF2),))
-    assert fault.what.startswith("gf1 to gf2, mlx5_1/1: ib_write_bw failed: ")
-    assert step in fault.what
-
-
-def test_a_rail_of_a_node_that_connects_to_no_other_names_the_node(perftest):
-    perftest(met=of_second(RETRIES[0]))
-    with nodes(3) as run:
-        (fault,) = who_cannot_write(run, PORTS[1:])
-        assert run.cluster.alive == (1, 3)
-    assert (fault.name, fault.subjects, "mlx5_1/1" in fault.what) == ("node_cut_off", (GF2,), True)
+        (found,) = who_cannot_write(run, PORTS[count == 2 :])
+        assert run.cluster.alive == (1, 3)[: count - 1]
+    assert (found.name, found.subjects, what in found.what) == (*fault, True), found.what
+    assert found.what.startswith("gf1 to gf2, mlx5_1/1: ib_write_bw failed: " if "met" in different else "mlx5_1/1: ")
 
 
 def test_a_wrong_index_of_the_address_is_that_of_nccl_on_ethernet_alone(perftest, tmp_path, monkeypatch):

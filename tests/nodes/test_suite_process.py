@@ -110,30 +110,21 @@ def test_evidence_that_is_a_link_is_not_followed(suite, evidence, tmp_path):
     end(suite, tmp_path)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    folder = tmp_path / "run"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "evidence.jsonl").write_bytes(b"0123456789")
-    (folder / "inner" / "page.html").write_bytes(b"<p>")
-    (folder / "link").symlink_to(folder / "evidence.jsonl")
-    os.mkfifo(folder / "fifo")
-    return folder
-
-
-def test_files_with_their_sizes_in_parts_and_none_that_gets_another_name_meanwhile(folder, monkeypatch):
-    assert agent.sizes(folder) == {"evidence.jsonl": 10, "inner/page.html": 3}
-    monkeypatch.setattr(os, "walk", lambda top: [(str(folder), [], ["report.html.tmp", "evidence.jsonl"])])
-    assert agent.sizes(folder) == {"evidence.jsonl": 10}
-    parts = [agent.part(folder, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
+def test_regular_files_with_their_sizes_in_parts_and_none_that_gets_another_name_meanwhile(tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "evidence.jsonl").write_bytes(b"0123456789")
+    (tmp_path / "inner" / "page.html").write_bytes(b"<p>")
+    (tmp_path / "link").symlink_to(tmp_path / "evidence.jsonl")
+    os.mkfifo(tmp_path / "fifo")
+    assert agent.sizes(tmp_path) == {"evidence.jsonl": 10, "inner/page.html": 3}
+    monkeypatch.setattr(os, "walk", lambda top: [(str(tmp_path), [], ["report.html.tmp", "evidence.jsonl"])])
+    assert agent.sizes(tmp_path) == {"evidence.jsonl": 10}
+    parts = [agent.part(tmp_path, "evidence.jsonl", offset, 4) for offset in (0, 4, 8, 12)]
     assert parts == [b"0123", b"4567", b"89", b""]
-    assert agent.part(folder, "inner/page.html", 0, 100) == b"<p>"
-
-
-@pytest.mark.parametrize("name", ["link", "fifo", "inner", "none"])
-def test_only_regular_files_are_read(folder, name):
-    with pytest.raises((OSError, ValueError)):
-        agent.part(folder, name, 0, 100)
+    assert agent.part(tmp_path, "inner/page.html", 0, 100) == b"<p>"
+    for name in ("link", "fifo", "inner", "none"):
+        with pytest.raises((OSError, ValueError)):
+            agent.part(tmp_path, name, 0, 100)
 
 
 @pytest.mark.parametrize(("said", "free", "full"), [(b"", 2 << 20, False), (b"", 0, True), (DISK_FULL, 2 << 20, True)])

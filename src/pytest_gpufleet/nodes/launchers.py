@@ -90,23 +90,21 @@ class Task:
 def find(environment: Environment, head: str | None = None, index: int | None = None) -> Task | None:
     """The task that this process is; None if no launcher has started it as one of several. `head` and `index`: what
     --fleet-head and --fleet-index say, which count more. Refused if nobody says where the head is."""
-    found = next((each for each in LAUNCHERS if each.mark in environment), None)
-    variables = environment if found else {}
-    launcher = found or Launcher("--fleet-head", "", "")
-    own_index = index if index is not None else _number(variables.get(launcher.index))
-    count = _number(variables.get(launcher.count))
+    launcher = next((each for each in LAUNCHERS if each.mark in environment), Launcher("--fleet-head", "", ""))
+    own_index = index if index is not None else _number(environment.get(launcher.index))
+    count = _number(environment.get(launcher.count))
     if head is None and (own_index is None or count == 1):
         return None
-    host, port = _place(head or (found.head(environment) if found else ""))
+    host, port = _place(head or launcher.head(environment))
     if not host:
         raise Refused(
             f"{launcher.name} does not say on which host task 0 is: --fleet-head HOST:PORT, the same on every node"
         )
     if own_index is None and _is_here(host):
         own_index = 0
-    hosts = tuple(expanded(variables.get(launcher.hosts, ""), launcher.hosts))
-    run = ".".join(variables[name] for name in launcher.run if name in variables)
-    return Task(launcher.name, own_index, count, host, port, variables.get(launcher.own_name, ""), hosts, run)
+    hosts = tuple(expanded(environment.get(launcher.hosts, ""), launcher.hosts))
+    run = ".".join(environment[name] for name in launcher.run if name in environment)
+    return Task(launcher.name, own_index, count, host, port, environment.get(launcher.own_name, ""), hosts, run)
 
 
 def starts_several(environment: Environment) -> str:

@@ -228,12 +228,11 @@ class Transport:
                     agent.line.send(BEAT)
         names = self._number(started)
         if len(self._agents) < wanted:
-            there = [*self._agents.values()]
+            there = self._agents.values()
             known = {expected_as(agent.who.name, self.expected) for agent in there}
-            indexes = {agent.who.index for agent in there}
-            self.missing = tuple(name for name in self.expected if name not in known)
-            if not self.expected and None not in indexes:
-                self.missing = tuple(f"task {index}" for index in range(wanted) if index not in indexes)
+            tasks = {None if agent.who.index is None else f"task {agent.who.index}" for agent in there}
+            of_launcher = [] if self.expected or None in tasks else [f"task {index}" for index in range(wanted)]
+            self.missing = tuple(name for name in (*self.expected, *of_launcher) if name not in known | tasks)
             self.strangers = tuple(sorted({*_peers(self.port)} - {agent.address for agent in there}))
         return names
 

@@ -95,13 +95,11 @@ def host_rows(fleet: Fleet) -> list[HostRow]:
             places += [on_node(one.place, 0) for each in slow for one in each.places]
         gpus: dict[Where, Gpu] = {gpu.place: gpu for gpu in record.topology.gpus}
         named = [gpus[place] for place in dict.fromkeys(places) if place in gpus]
-        cells[OWN] = "ok"  # how its own run ended, and whether it counts as it is
-        if rejected(record) or any(gap.kind == "lost" for gap in gaps):
-            cells[OWN] = "failed"
-        elif gaps or record.verdict == "INCOMPLETE" or (record.run.rehearsal and record.exit_status):
-            cells[OWN] = "not judged"
+        bad = rejected(record) or any(gap.kind == "lost" for gap in gaps)
+        is_open = gaps or record.verdict == "INCOMPLETE" or (record.run.rehearsal and record.exit_status)
+        cells[OWN] = "failed" if bad else "not judged" if is_open else "ok"  # whether it counts as it is
         cells[ALIKE] = "failed" if unlike else "ok"
-        cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in run.record.findings) else ""
+        cells[PEERS] = "failed" if slow else "ok" if any(each.tolerances for each in record.findings) else ""
         rows.append(HostRow(run.host, gaps, run, node, cells, named, slow, unlike))
     rows += [HostRow(host, gaps) for host, gaps in gaps_of.items()]  # of hosts that are not there
     return sorted(rows, key=lambda row: natural(row.host))

@@ -123,13 +123,11 @@ class ClusterTarget(Target):
         self.rehearsal_ranks = rehearsed * len(hellos)
         machines = {node: hello.machine for node, hello in hellos.items()}
         self.machines = {  # at once: they know how long ago that was. Kernel logs were judged by their own runs
-            node: Machine(self.topology_of(node).gpus, of.host, of.taken, present=hellos[node].present, node=node)
+            node: Machine(
+                self.topologies[node].on_node(node).gpus, of.host, of.taken, present=hellos[node].present, node=node
+            )
             for node, of in machines.items()
         }
-
-    def topology_of(self, node: int) -> GpuTopology:
-        """With the number of its node in the places of its GPUs."""
-        return self.topologies[node].on_node(node)
 
     @property
     def why(self) -> str:
@@ -256,11 +254,11 @@ class ClusterRun(Run):
 
     def lock(self) -> None:
         """Make the GPUs of all nodes this run's own. Without nodes where others have one, or that do not answer."""
-        found, silent = self.cluster.ask_each(dict.fromkeys(self.cluster.alive, Lock()), 30.0)
-        found |= {node: f"its GPUs could not be locked: {why}" for node, why in silent.items()}
-        for node in {*self.cluster.alive} & found.keys():  # the loss of others is on record
-            if found[node]:
-                self._give_up(node, found[node])
+        taken, silent = self.cluster.ask_each(dict.fromkeys(self.cluster.alive, Lock()), 30.0)
+        taken |= {node: f"its GPUs could not be locked: {why}" for node, why in silent.items()}
+        for node in self.cluster.alive:  # the loss of others is on record
+            if why := taken.get(node):
+                self._give_up(node, why)
         self._locked = True
 
     def take_up(self, folder: RunFolder, then: Record) -> None:
@@ -362,7 +360,7 @@ class ClusterRanks(Ranks):
     def _gpus_of_nodes(self) -> Mapping[int, tuple[Sequence[Gpu | None], str]]:
         target, rehearsed = self._run.target, (None,) * (self._run.options.rehearse or 0)
         alive = self._run.cluster.alive
-        nodes = {node: (rehearsed or target.topology_of(node).gpus, target.hosts[node]) for node in alive}
+        nodes = {node: (rehearsed or target.topologies[node].on_node(node).gpus, target.hosts[node]) for node in alive}
         if not any(gpus for gpus, _ in nodes.values()):
             raise Refused("no rank is left to run on")
         return nodes

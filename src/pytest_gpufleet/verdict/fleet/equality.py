@@ -293,11 +293,8 @@ def not_compared(records: Records) -> list[str]:
     found = []
     for name, record in records.items():
         driver = f"driver {_branch(record) or 'none'}"
-        of_work = {
-            ", ".join([work.kind, driver, *(f"{library} {version}" for library, version in work.software)]): None
-            for work in _computed(record)
-        }
-        found += [(setup, name) for setup in of_work or ["none"]]
+        kinds = dict.fromkeys((work.kind, driver, *map(" ".join, work.software)) for work in _computed(record))
+        found += [(", ".join(kind), name) for kind in kinds or [("none",)]]
     setups = grouped(found)
     if len(setups) < 2:
         return []

@@ -212,7 +212,8 @@ def _confirmed(one: SlowPlaces, found: Iterable[SlowPlaces], run: HostRun) -> bo
 
 def nodes_differ(runs: NodeRuns, how: Callable[[Records], list[Difference]]) -> list[Fault]:
     """The nodes that differ from most of them: `how` is a function of `equality`."""
-    return equality.faults(how(_records(runs)), {run.host: node for node, run in runs.items()})
+    differences = how({run.host: run.record for run in runs.values()})
+    return equality.faults(differences, {run.host: node for node, run in runs.items()})
 
 
 def minority(runs: NodeRuns) -> dict[int, str]:
@@ -226,11 +227,8 @@ def minority(runs: NodeRuns) -> dict[int, str]:
 
 def fingerprints_in_common(runs: NodeRuns) -> bool:
     """Whether any two nodes have fingerprints of the same GPUs and libraries."""
-    return any(len(of_nodes) > 1 for of_nodes in equality.by_work(_records(runs)).values())
-
-
-def _records(runs: NodeRuns) -> Records:
-    return {run.host: run.record for run in runs.values()}
+    of_work = equality.by_work({run.host: run.record for run in runs.values()})
+    return any(len(of_nodes) > 1 for of_nodes in of_work.values())
 
 
 def clocks_apart(ahead: Mapping[int, float]) -> list[Fault]:
