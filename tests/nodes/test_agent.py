@@ -62,11 +62,6 @@ def submit(agent, function, *args):
     agent.tell(messages.Submit(HERE, pack(call)))
 
 
-def results(agent):
-    answers = [agent.hear(Answer) for _ in HERE]
-    return {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
-
-
 def test_it_says_hello_first_and_then_that_it_is_there_until_garbage_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", Started)  # by a fresh Python
     with controlled(settings(tmp_path, name="gf7")) as agent:
@@ -241,7 +236,9 @@ def test_ranks_have_an_interface_each_and_as_many_open_files_as_there_can_be(tmp
             # Its own is the one that is judged.
             assert agent.ask(messages.ReadHost(("open_files_limit",)))["open_files_limit"] == hard - 1
             submit(agent, of_the_system)
-            assert results(agent) == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
+            answers = [agent.hear(Answer) for _ in HERE]
+            results = {answer.rank: unpack(pickle.loads(answer.parcel).result) for answer in answers}
+            assert results == {2: ("lo", "=lo", hard), 3: ("eth9", "=lo", hard)}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

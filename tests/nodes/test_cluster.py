@@ -140,10 +140,8 @@ def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
     fake = FakeTransport()
-    first, second, ended = (
-        messages.CheckEnded("a", "passed", 1.0), messages.CheckEnded("b", "passed", 1.0),
-        messages.SuiteEnded(0, "", "run", {}),
-    )  # fmt: skip
+    first, second = (messages.CheckEnded(name, "passed", 1.0) for name in "ab")
+    ended = messages.SuiteEnded(0, "", "run", {})
     with running(fake) as cluster:
         pulse = messages.Pulse(check="b", ended=(first, second))
         fake.happens((0, pulse), (2, Answer(1, b"a")), (2, Death(0, "x")))

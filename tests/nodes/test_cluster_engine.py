@@ -96,6 +96,8 @@ def test_a_node_where_ranks_cannot_meet_is_left_out_and_its_ranks_are_dead():
         engine.rendezvous()
         assert [event.rank for event in engine.wait(0.0)] == [0]
         assert list(cluster.left_out) == [0]
+        cluster.leave_out(1, "its GPUs are taken")
+        assert [event.rank for event in engine.wait(LONG)] == [1]
 
 
 def test_ranks_are_examined_where_they_are():

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,25 +48,15 @@ def test_nothing_is_left_of_a_frozen_agent(cluster):
 
 
 # ---------------------------------------------------------------- who has dialled in
-@dataclass
-class Launched:
-    """A Starter of nobody but the node `own`, on whose host the head is. `dial`: what happens then."""
+def launched(dial, own=(), names=(), died=()):
+    """A Starter of nobody but the nodes `own`, on whose host the head is. `dial`: what happens then."""
 
-    dial: object
-    own: tuple[int, ...] = ()
-    names: dict[int, str] = field(default_factory=dict)
-    died: dict[int, str] = field(default_factory=dict)
-    name, secured, secret = "srun", "secret", SECRET
+    def start(port):
+        dial(port)
+        return dict(names)
 
-    def start(self, port):
-        self.dial(port)
-        return self.names
-
-    def ended(self):
-        return self.died
-
-    def close(self, timeout):
-        return {}
+    known = {"name": "srun", "secured": "secret", "secret": SECRET, "own": own}
+    return SimpleNamespace(**known, start=start, ended=lambda: dict(died), close=lambda timeout: {})
 
 
 def dialling(*who, secret=SECRET, run="7.0"):
@@ -77,7 +67,7 @@ def dialling(*who, secret=SECRET, run="7.0"):
             made.append(wire.Dialled(secret, run, f"127.0.0.1:{port}"))
             made[-1].line.send(codec.packed(DialIn(name, index)))
 
-    return made, Launched(dial)
+    return made, launched(dial)
 
 
 def hear(transport, agent, words):
@@ -93,35 +83,25 @@ def close(transport, *agents):
     transport.close(0.0)
 
 
-@pytest.mark.parametrize(("who", "names"), [
-    ([("gf1", 1), ("gf0", 0), ("gf2", 2)], ["gf0", "gf1", "gf2"]),
-    ([("gf10", None), ("gf9", None), ("gf2", 0)], ["gf2", "gf9", "gf10"]),
-    ([("b", None), ("a", None), ("x", None)], ["x", "b", "a"]),  # the order of the file
-    ([("vm", 0), ("vm", 1), ("gf2", 2)], ["vm (1)", "vm (2)", "gf2"]),
+@pytest.mark.parametrize(("who", "expected", "names", "missing"), [
+    ([("gf1", 1), ("gf0", 0), ("gf2", 2)], (), ["gf0", "gf1", "gf2"], ()),
+    ([("gf10", None), ("gf9", None), ("gf2", 0)], (), ["gf2", "gf9", "gf10"], ()),
+    ([("b", None), ("a", None), ("x", None)], ("x", "b", "a"), ["x", "b", "a"], ()),  # the order of the file
+    ([("vm", 0), ("vm", 1), ("gf2", 2)], (), ["vm (1)", "vm (2)", "gf2"], ()),
+    ([("gf0.example", 0), ("gf2", 2)], ("gf0", "gf1", "gf2"), ["gf0.example", "gf2"], ("gf1",)),
+    ([("gf0.example", 0), ("gf2", 2)], (), ["gf0.example", "gf2"], ("task 1",)),
 ])  # fmt: skip
-def test_nodes_have_the_numbers_of_their_launcher_or_the_order_of_their_names(who, names):
-    agents, launched = dialling(*who)
-    transport = Transport(launched, 3, LONG, ("x", "b", "a"), run="7.0")
-    assert transport.start() == dict(enumerate(names))
-    assert transport.missing == () if "x" in names else True
-    close(transport, *agents)
-
-
-@pytest.mark.parametrize(
-    ("expected", "missing"), [(("gf0", "gf1", "gf2"), ("gf1",)), ((), ("task 1",))], ids=["hosts", "indexes"]
-)
-def test_who_does_not_come_has_a_name(expected, missing):
-    agents, launched = dialling(("gf0.example", 0), ("gf2", 2))
-    transport = Transport(launched, 3, 1.0, expected, run="7.0")
-    assert transport.start() == {0: "gf0.example", 1: "gf2"}
-    assert transport.missing == missing
+def test_nodes_have_the_numbers_of_their_launcher_or_the_order_of_their_names(who, expected, names, missing):
+    agents, starter = dialling(*who)
+    transport = Transport(starter, 3, LONG if len(who) == 3 else 1.0, expected, run="7.0")
+    assert (transport.start(), transport.missing) == (dict(enumerate(names)), missing)
     close(transport, *agents)
 
 
 @pytest.mark.parametrize("other", [{"secret": b"x" * wire.KEY_BYTES}, {"run": "8.0"}], ids=["secret", "run"])
 def test_one_with_another_secret_or_of_another_run_is_told_by_address_and_knows_it(other):
-    agents, launched = dialling(("gf0", 0), **other)
-    transport = Transport(launched, 1, 2.0, run="7.0")
+    agents, starter = dialling(("gf0", 0), **other)
+    transport = Transport(starter, 1, 2.0, run="7.0")
     assert transport.start() == {}
     assert (transport.strangers, transport.missing) == (("127.0.0.1",), ("task 0",))
     agents[0].receive()
@@ -139,15 +119,15 @@ def test_an_agent_with_another_secret_says_so_and_ends_well(tmp_path, monkeypatc
         agent = launchers.with_secret(launchers.command(settings), b"x" * wire.KEY_BYTES)
         assert agent.wait(2 * 60) == 0
 
-    transport = Transport(Launched(dial), 1, 0.0)
+    transport = Transport(launched(dial), 1, 0.0)
     assert transport.start() == {}
     assert "another secret" in capfd.readouterr().err
     close(transport)
 
 
 def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end_and_why():
-    agents, launched = dialling(("gf0", 0), ("gf1", 0), ("gf2", 2))
-    transport = Transport(launched, 2, LONG, run="7.0")
+    agents, starter = dialling(("gf0", 0), ("gf1", 0), ("gf2", 2))
+    transport = Transport(starter, 2, LONG, run="7.0")
     transport.start()
     late = wire.Dialled(SECRET, "7.0", f"127.0.0.1:{transport.port}")
     late.line.send(codec.packed(DialIn("gf3", 3)))
@@ -158,8 +138,9 @@ def test_a_second_one_of_an_index_and_one_that_comes_too_late_are_told_to_end_an
 
 
 def test_where_an_agent_of_this_machine_dies_early_the_others_are_waited_for():
-    agents, launched = dialling(("gf1", 1))
-    starter = Launched(launched.dial, own=(0, 1), names={0: "gf0", 1: "gf1"}, died={0: "its agent died by SIGKILL"})
+    agents, starter = dialling(("gf1", 1))
+    died = {0: "its agent died by SIGKILL"}
+    starter = launched(starter.start, own=(0, 1), names={0: "gf0", 1: "gf1"}, died=died)
     transport = Transport(starter, seconds=LONG, run="7.0")
     assert (transport.start(), [*transport.dialled]) == ({0: "gf0", 1: "gf1"}, [1])
     close(transport, *agents)
@@ -167,8 +148,8 @@ def test_where_an_agent_of_this_machine_dies_early_the_others_are_waited_for():
 
 def test_of_those_that_dial_in_only_expected_ones_are_taken_where_that_is_asked_for():
     """The others end well, also where they come first."""
-    agents, launched = dialling(("gf0", 0), ("gf1", 1), ("gf2.example", 2), ("gf3", 3))
-    transport = Transport(launched, 2, LONG, ("gf0", "gf2"), run="7.0", only_expected=True)
+    agents, starter = dialling(("gf0", 0), ("gf1", 1), ("gf2.example", 2), ("gf3", 3))
+    transport = Transport(starter, 2, LONG, ("gf0", "gf2"), run="7.0", only_expected=True)
     assert transport.start() == {0: "gf0", 1: "gf2.example"}
     for other in (agents[1], agents[3]):
         hear(transport, other, OVER.encode())
@@ -176,9 +157,9 @@ def test_of_those_that_dial_in_only_expected_ones_are_taken_where_that_is_asked_
 
 
 def test_a_port_that_somebody_else_has_is_refused():
-    (first := Transport(Launched(lambda port: None), 1, 0.0)).start()
+    (first := Transport(launched(lambda port: None), 1, 0.0)).start()
     with pytest.raises(Refused, match="--fleet-head HOST:PORT"):
-        Transport(Launched(lambda port: None), port=first.port).start()
+        Transport(launched(lambda port: None), port=first.port).start()
     close(first)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pytest_gpufleet.machine import rdma
 from pytest_gpufleet.machine.tools import Unreadable
@@ -25,7 +25,6 @@ from pytest_gpufleet.model.place import grouped
 from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import Connect, Door, Listen, Serve, Write
 
-T = TypeVar("T")
 IndexPair = tuple[int, int]
 
 IFCONF, IFREQ = struct.Struct("iP"), struct.Struct("16s4x4s16x")  # of an interface its name, and a sockaddr_in
@@ -193,8 +192,8 @@ def write(question: Write, address: str) -> tuple[float | str, ...]:
     return _or_why(lambda port, *to: rdma.write(question.test, port, address, *to), *zip(*question.to, strict=True))
 
 
-def _or_why(work: Callable[..., T], *arguments: Iterable[Any]) -> tuple[T | str, ...]:
-    def tried(*given: Any) -> T | str:
+def _or_why(work: Callable[..., Any], *arguments: Iterable[Any]) -> tuple[Any, ...]:
+    def tried(*given: Any) -> Any:
         try:
             return work(*given)
         except Unreadable as why:

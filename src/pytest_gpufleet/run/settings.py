@@ -196,7 +196,7 @@ class Options:
         "the secret of the run, at least 32 bytes, the same on every node (or in GPUFLEET_SECRET)", site=True)
     join: float = _option(120.0, "--fleet-join", duration, "DURATION", "wait for late nodes (default: 2m)", site=True)
     hung: float = _option(600.0, "--fleet-hung", duration, "DURATION",
-        "how far a node's own run may fall behind most others before the run goes on without it (default: 10m); five "
+        "how far a node's own run may fall behind others before the run goes on without it (default: 10m); five "
         "times their time, if that is more", site=True)
     only_failed: Path | None = _option(None, "--fleet-only-failed", path, "DIR",
         "repeat the nodes that failed in the run on many nodes in DIR, which the head reads, with two good ones; on "
