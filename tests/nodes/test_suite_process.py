@@ -35,7 +35,7 @@ def suite(tmp_path, monkeypatch):
 
 @pytest.fixture
 def evidence(suite, tmp_path):
-    assert suite.news() == []  # it has no folder yet
+    assert [*suite.news()] == []  # it has no folder yet
     (reports,) = (path for path in (tmp_path / "node").iterdir() if path.is_dir())
     (reports / "host-1").mkdir()
     (reports / "host-1" / "evidence.jsonl").touch()
@@ -65,11 +65,11 @@ def finished(check, outcome="passed"):
 
 def test_each_check_that_ends_is_said_once_and_the_end_with_the_verdict(suite, evidence, tmp_path):
     write(evidence, line("check_started", check="a"), b"\n", finished("a")[:10])
-    assert suite.news() == []
+    assert [*suite.news()] == []
     assert suite.check == "a"
     write(evidence, finished("a")[10:], b"\n")
-    assert suite.news() == [CheckEnded("a", "passed", 1.5)]
-    assert suite.news() == []
+    assert [*suite.news()] == [CheckEnded("a", "passed", 1.5)]
+    assert [*suite.news()] == []
     write(evidence, finished("b", "failed"), b"\n", line("verdict", verdict="REJECTED", reasons=["b"]), b"\n")
     *news, ended = end(suite, tmp_path)
     assert news == [CheckEnded("b", "failed", 1.5)]
@@ -77,17 +77,17 @@ def test_each_check_that_ends_is_said_once_and_the_end_with_the_verdict(suite, e
     assert (ended.exit_status, ended.run, ended.files) == (3, "host-1", {"evidence.jsonl": evidence.stat().st_size})
     assert (ended.verdict, ended.reasons) == ("REJECTED", ("b",))
     assert ended.output.startswith("the end ['-x', '--fleet-dir=")
-    assert suite.news() == []
+    assert [*suite.news()] == []
 
 
 def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tmp_path):
     first, second = finished("a"), finished("b")
     write(evidence, first, b"\n")
-    assert suite.news() == [CheckEnded("a", "passed", 1.5)]
+    assert [*suite.news()] == [CheckEnded("a", "passed", 1.5)]
     evidence.unlink()
-    assert suite.news() == []
+    assert [*suite.news()] == []
     write(evidence, first, b"\n", second, b"\n")
-    assert suite.news() == [CheckEnded("b", "passed", 1.5)]
+    assert [*suite.news()] == [CheckEnded("b", "passed", 1.5)]
     (ended,) = end(suite, tmp_path)
     assert ended.verdict is None
 
@@ -98,7 +98,7 @@ def test_evidence_that_was_removed_and_written_again_goes_on(suite, evidence, tm
 ])  # fmt: skip
 def test_what_somebody_else_wrote_is_no_news(suite, evidence, tmp_path, damage):
     write(evidence, damage, b"\n", finished("b"), b"\n")
-    assert suite.news() == [CheckEnded("b", "passed", 1.5)]
+    assert [*suite.news()] == [CheckEnded("b", "passed", 1.5)]
     end(suite, tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_evidence_that_is_a_link_is_not_followed(suite, evidence, tmp_path):
     (tmp_path / "secret").write_bytes(finished("secret") + b"\n")
     evidence.unlink()
     evidence.symlink_to(tmp_path / "secret")
-    assert suite.news() == []
+    assert [*suite.news()] == []
     end(suite, tmp_path)
 
 

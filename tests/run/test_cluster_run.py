@@ -12,13 +12,17 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import GpuTopology, Missing, gpu, where
-from pytest_gpufleet.nodes.cluster import Lost, Trouble
+from pytest_gpufleet.nodes.cluster import Lost
 from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Listening, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.settings import Options
 from tests.clusters import begun
 from tests.nodes.fake_transport import hello
+
+
+class Trouble(str):
+    """An answer that is none."""
 
 
 class Answering:

@@ -34,7 +34,7 @@ def carried(folder, then):
 def test_the_checks_between_nodes_and_the_runs_of_nodes_that_are_whole_are_taken_over(interrupted):
     folder, then = interrupted()
     assert carried(folder, then) == [f"acceptance/{NODES_CHECK}"]
-    names = [own.name for own in resume.whole_nodes(folder, then).values()]
+    names = [own.name for _, own in resume.whole_nodes(folder, then).values()]
     assert names == ["0-gf1", "1-gf2", "2-gf10"]
     told = {type(event) for event in resume.carried(folder, then)}
     assert not told & {NodeFinished, NodeLost, NodeLeftOut, TopologyFound, RunHeader}

@@ -211,11 +211,11 @@ class SuiteProcess:
         """Of its run, once there is one."""
         return next((path.parent for path in self._reports.glob(f"*/{EVIDENCE}")), None)
 
-    def news(self) -> list[messages.CheckEnded | messages.SuiteEnded]:
+    def news(self) -> Iterator[messages.CheckEnded | messages.SuiteEnded]:
         if self.over:
-            return []
+            return
         status = self._process.poll()  # asked first: what it wrote before it ended comes before its end
-        news: list[messages.CheckEnded | messages.SuiteEnded] = [*self._checks()]
+        yield from self._checks()
         if status is not None:
             self.over = True
             os.close(self._lifeline)
@@ -223,8 +223,7 @@ class SuiteProcess:
             output = part(self._output.parent, self._output.name, max(0, size - OUTPUT_BYTES), OUTPUT_BYTES)
             text, trouble = output.decode(errors="replace"), full_disk(self._reports, output)
             name, files = (self.folder.name, sizes(self.folder)) if self.folder else ("", {})
-            news.append(messages.SuiteEnded(status, text, name, files, *self._verdict, trouble))
-        return news
+            yield messages.SuiteEnded(status, text, name, files, *self._verdict, trouble)
 
     def _checks(self) -> Iterator[messages.CheckEnded]:
         """Those that have ended, by the lines of its evidence that are complete by now and were not read yet."""

@@ -24,10 +24,6 @@ class Lost(str):
     """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
 
 
-class Trouble(Exception):
-    """Why a node has not answered a question: it is lost, it could not, or it took too long."""
-
-
 RankNews = Answer | Death | Lost
 SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
 
@@ -126,13 +122,6 @@ class Cluster:
                 except ValueError as error:
                     troubles[node] = f"it answered what is no answer: {error}"
         return answers, troubles
-
-    def ask_one(self, node: int, question: messages.Asked, timeout: float = 10.0) -> Any:
-        """What a node answers, also one that was lost and is back. Trouble if it does not."""
-        answers, troubles = self.ask_each({node: question}, timeout, also_lost=True)
-        if troubles:
-            raise Trouble(troubles[node])
-        return answers[node]
 
     def rank_news(self, timeout: float) -> list[tuple[int, RankNews]]:
         """What happened to ranks or nodes, each with its node, as soon as anything did; [] after `timeout` seconds."""
@@ -264,12 +253,11 @@ class ClusterEngine:
             self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def rendezvous(self) -> str:
-        try:
-            return str(self._cluster.ask_one(first := self._nodes[0], messages.Rendezvous()))
-        except Trouble as trouble:
-            self._cluster.leave_out(first, f"it has no address for the ranks to meet: {trouble}")
-            # `wait` returns its death at once. The others try to connect there until they are killed.
-            return "tcp://127.0.0.1:9"
+        found, troubles = self._cluster.ask_each({(first := self._nodes[0]): messages.Rendezvous()})
+        if troubles:
+            self._cluster.leave_out(first, f"it has no address for the ranks to meet: {troubles[first]}")
+        # Without: `wait` returns its death at once. The others try to connect there until they are killed.
+        return str(found.get(first, "tcp://127.0.0.1:9"))
 
     def submit(self, ranks: Iterable[int], parcel: bytes) -> None:
         for node, here in self._by_node(ranks).items():

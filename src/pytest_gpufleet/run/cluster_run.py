@@ -19,12 +19,9 @@ from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost, RunHe
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.hosts_file import NAME, read_hosts
 from pytest_gpufleet.model.place import Gpu, GpuTopology, Place, joined, on_node, typed_facts
-from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.nodes import launchers, ray_launcher, wire
 from pytest_gpufleet.nodes.cluster import Cluster, ClusterEngine
 from pytest_gpufleet.nodes.messages import Asked, CheckHealth, Hello, Lock, ReadHost
-from pytest_gpufleet.run import resume
-from pytest_gpufleet.run.folder import RunFolder
 from pytest_gpufleet.run.node_runs import NodeRun, NodeRuns
 from pytest_gpufleet.run.run import AT_THE_END, Ranks, Run, likely
 from pytest_gpufleet.run.settings import Options
@@ -150,7 +147,6 @@ class ClusterRun(Run):
         super().__init__(*args, **kwargs)
         self.ranks = ClusterRanks(self)
         self.alone = True
-        self.earlier: dict[int, tuple[str, RunFolder]] = {}  # nodes' own runs that need not be made again
         self._locked = False  # the GPUs of all nodes that take part
 
     @cached_property
@@ -260,9 +256,6 @@ class ClusterRun(Run):
             if why := taken.get(node):
                 self._give_up(node, why)
         self._locked = True
-
-    def take_up(self, folder: RunFolder, then: Record) -> None:
-        self.earlier = {node: (then.finished[node].run, own) for node, own in resume.whole_nodes(folder, then).items()}
 
     def start_alone(self, arguments: tuple[str, ...], directory: str) -> None:
         """Start the nodes' own runs, and go on without nodes on which that cannot be. Refused if no node is left."""

@@ -154,7 +154,7 @@ def open_run(run: Run, arguments: Sequence[str]) -> None:
         earlier = RunFolder(run.options.resume)
         then = resume.load(earlier)
         resume.check_same(earlier, then, Record.of(*first, *filter(None, [returned])))
-        run.take_up(earlier, then)
+        run.earlier = resume.whole_nodes(earlier, then)
         header = msgspec.structs.replace(header, resumed=resume.history(earlier, then))
         carried = resume.carried(earlier, then)
     noticed: list[events.Event] = []

@@ -16,7 +16,7 @@ from typing import get_args
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
 from pytest_gpufleet.model.place import grouped
-from pytest_gpufleet.nodes.cluster import Cluster, Lost, Trouble
+from pytest_gpufleet.nodes.cluster import Cluster, Lost
 from pytest_gpufleet.nodes.messages import CheckEnded, Pulse, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, TEXT, RunFolder
@@ -215,11 +215,13 @@ class NodeRuns:
                 with temporary.open("wb") as file:
                     while here < size:
                         seconds = min(10.0, max(0.0, self._until - time.monotonic()))
-                        if not (part := self._cluster.ask_one(run.node, ReadFile(name, here, PART_BYTES), seconds)):
-                            raise Trouble("it has become shorter")
+                        question = {run.node: ReadFile(name, here, PART_BYTES)}
+                        found, _ = self._cluster.ask_each(question, seconds, also_lost=True)
+                        if not (part := found.get(run.node)):
+                            raise OSError("the node does not answer, or the file has become shorter")
                         here += file.write(part)
                 temporary.replace(run.folder / name)
-            except (OSError, Trouble):
+            except OSError:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
                 return

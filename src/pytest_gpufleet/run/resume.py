@@ -72,8 +72,8 @@ def load(folder: RunFolder) -> Record:
     return record
 
 
-def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
-    """The folders of nodes' own runs that came to their end with an answer. Refused if evidence of one was changed."""
+def whole_nodes(folder: RunFolder, then: Record) -> dict[int, tuple[str, RunFolder]]:
+    """The names and folders of nodes' own runs that came to an end with an answer. Refused if evidence was changed."""
     whole = {}
     for number, end in then.finished.items():
         answered = end.verdict in ("ACCEPTED", "REJECTED") or (end.verdict == "REHEARSAL" and end.exit_status in (0, 1))
@@ -84,7 +84,7 @@ def whole_nodes(folder: RunFolder, then: Record) -> dict[int, RunFolder]:
                     raise Refused(f"--fleet-resume {own}: {EVIDENCE} is not what the run over all nodes tells of")
             except OSError as error:
                 raise Refused(f"--fleet-resume {own}: {EVIDENCE} cannot be read ({error.strerror})") from None
-            whole[number] = own
+            whole[number] = end.run, own
     return whole
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_gpufleet.model.fault import Fault
     from pytest_gpufleet.model.finding import Finding
     from pytest_gpufleet.model.metric import Measurement, Sample
-    from pytest_gpufleet.model.record import Record
     from pytest_gpufleet.run import target
     from pytest_gpufleet.run.folder import Evidence, RunFolder
     from pytest_gpufleet.run.target import OwnMachine, Target
@@ -65,6 +64,7 @@ class Run:
     folder: RunFolder  # only beside evidence
     latest: Sample | None = None  # of telemetry
     of_nodes: tuple[str, ...] = ()  # the checks that each of many nodes runs by itself
+    earlier: Mapping[int, tuple[str, RunFolder]] = {}  # its own runs that need not be made again, by name and folder
 
     def __init__(
         self, options: Options, tell: Callable[[str], None] = print, prepare_rank: Callable[[], None] | None = None,
@@ -211,9 +211,6 @@ class Run:
     def cluster_header(self, header: events.RunHeader) -> events.RunHeader:
         """With what evidence says first of a run on many nodes."""
         return header
-
-    def take_up(self, folder: RunFolder, then: Record) -> None:
-        """Go on with the run in this folder beyond what its events say."""
 
     def machines(self) -> tuple[local_node.Machine, ...]:
         """Those that take part, with the facts that do not change."""
