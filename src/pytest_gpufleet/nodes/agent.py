@@ -331,10 +331,8 @@ class Agent:
                 case messages.StartRanks(specs):
                     self._background.do(RANKS, partial(self._start, specs), self._report)
                 case messages.Submit(ranks, parcel):
-                    how, work = (
-                        "for its controller: nothing can be sent to it",
-                        partial(self._engine.submit, ranks, parcel),
-                    )
+                    how = "for its controller: nothing can be sent to it"
+                    work = partial(self._engine.submit, ranks, parcel)
                     self._background.do(RANKS, partial(self._deaths, ranks, how, work), self._report)
                 case messages.Ask():
                     self._answer(message)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from pytest_gpufleet.machine.rdma import REACH
 from pytest_gpufleet.model.fault import Fault, Faults
 from pytest_gpufleet.model.language import some
 from pytest_gpufleet.model.place import Place
+from pytest_gpufleet.nodes import network
 from pytest_gpufleet.plugin import markers, options
 from pytest_gpufleet.plugin.terminal import SCREEN
 from pytest_gpufleet.run.cluster_run import ClusterRun
@@ -66,8 +68,7 @@ def now(run: ClusterRun) -> str:
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
     """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without. A
     hang with a node that is lost by now is that node's."""
-    from pytest_gpufleet.nodes import network
-    from pytest_gpufleet.probes.search import nodes
+    from pytest_gpufleet.probes.search import nodes  # which imports torch
 
     found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(network.reached, run.cluster))
     if after_a_hang and not found.faults and {spec.node for spec in run.ranks.pool.specs} <= {*run.cluster.alive}:
@@ -80,8 +81,6 @@ def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, 
 def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]:
     """Which nodes cannot write to each other by RDMA, through each of these ports. The run goes on without: NCCL would
     hang. A node that cannot whatever others do is named for itself."""
-    from pytest_gpufleet.machine.rdma import REACH
-    from pytest_gpufleet.nodes import network
     from pytest_gpufleet.probes.search import nodes
 
     hosts, alone = run.target.hosts, dict[int, str]()

@@ -76,18 +76,13 @@ class Difference:
 
 def unlike(records: Records) -> list[Difference]:
     """In which facts of machine and software they differ; those of GPUs among machines of one GPU model."""
-    return _differences(records, _machine) + _within_models(records, _of_gpus)
+    return compared(records, _machine) + _within_models(records, _of_gpus)
 
 
 def other_boards(records: Records) -> list[Difference]:
     """Which hosts have boards with other part numbers: no fault, as within a machine."""
     what = "board part number"
     return _within_models(records, lambda record: {what: _of_gpus(record, {what: "board_part_number"})[what]})
-
-
-def run_otherwise(records: Records) -> list[Difference]:
-    """In what the runs differ that decides what a verdict means."""
-    return _differences(records, _run)
 
 
 def faults(differences: Iterable[Difference], nodes: Mapping[str, int], all_if_none: bool = False) -> list[Fault]:
@@ -125,10 +120,10 @@ def ports_unlike(nodes: Mapping[int, tuple[Sequence[Gpu], Mapping[str, Any]]]) -
 
 def _within_models(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     by_model = grouped((models(record), (name, record)) for name, record in records.items())
-    return [each for same in by_model.values() for each in _differences(dict(same), facts_of)]
+    return [each for same in by_model.values() for each in compared(dict(same), facts_of)]
 
 
-def _differences(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
+def compared(records: Records, facts_of: Callable[[Record], dict[str, str]]) -> list[Difference]:
     every = {name: facts_of(record) for name, record in records.items()}
     names = dict.fromkeys(name for facts in every.values() for name in facts)
     found = (difference(name, {host: facts.get(name, NOT_SET) for host, facts in every.items()}) for name in names)
@@ -190,7 +185,8 @@ def _of_gpus(record: Record, facts: Mapping[str, str] = OF_GPUS) -> dict[str, st
     return {what: " and ".join(sorted(values - {UNKNOWN})) or UNKNOWN for what, values in every.items()}
 
 
-def _run(record: Record) -> dict[str, str]:
+def of_run(record: Record) -> dict[str, str]:
+    """What decides what a verdict means."""
     run, files = record.run, repr(sorted(record.suite.files.items()))
 
     def state(name: str | None, digest: str | None, otherwise: str) -> str:

@@ -93,7 +93,7 @@ def judge_fleet(
     if not real:  # one among others is a gap
         real, gaps = list(hosts), [gap for gap in gaps if gap.kind != "rehearsal"]
     records = {run.host: run.record for run in real}
-    gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.run_otherwise(records)]
+    gaps += [Gap("run otherwise", each.hosts, each.text) for each in equality.compared(records, equality.of_run)]
     runs_of = dict(enumerate(hosts))
     differences, peers = (*equality.unlike(records), *equality.other_bits(records)), slow_places(runs_of)
     unlike = equality.faults(differences, {run.host: node for node, run in runs_of.items()})
