@@ -8,9 +8,11 @@ import pytest
 
 from pytest_gpufleet.machine.network_ports import gigabits_for_each_gpu, not_up, ports_of
 from pytest_gpufleet.model.metric import GiB, Measurement, MiB
-from pytest_gpufleet.model.place import Gpu, Missing, Pair, Place, joined, read
+from pytest_gpufleet.model.place import WORLD, Gpu, Missing, Pair, Place, joined, read
+from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.verdict.judgement import judge
 from pytest_gpufleet.verdict.profile import for_gpu
+from pytest_gpufleet.verdict.verdict import remarks
 from tests import runs
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -50,6 +52,16 @@ def test_a_rail_is_held_against_all_rails_of_all_nodes(slow, told):
     finding = judged(rails(3, **slow), 3)
     assert [str(where) for where in finding.slower_than_peers or ()] == [*map(str, finding.missed)] == told
     assert finding.state == ("missed" if told else "met")
+
+
+def test_what_is_slow_is_named_with_its_node():
+    of_one_node = judged(rails(1, rail1=20.0), 1)
+    found = [judged(rails(3, node2_rail1=24.0), 3), judged(pairs(4, node1_node3=300.0), 4), of_one_node]
+    named = [str(text).partition(" is ")[0] for each in found for text in each.why().values()]
+    assert named == ["node 2 rail 1", "node 1 to node 3", "rail 1"]
+    together = judged(Measurement("busbw", {WORLD: 440.0}, {**PAIRS, "nvls": True}, samples={WORLD: (420.0, 480.0)}), 2)
+    (remark,) = [line for line in remarks(Record(topology=cluster(2), findings=[together])) if "samples differ" in line]
+    assert "samples differ by up to 13% at all ranks together" in remark
 
 
 def test_the_rails_of_two_nodes_are_told_as_pairs():

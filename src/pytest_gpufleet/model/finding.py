@@ -10,7 +10,7 @@ from pytest_gpufleet.model.codec import Finite, about
 from pytest_gpufleet.model.conditions import Condition
 from pytest_gpufleet.model.language import Said, rounded
 from pytest_gpufleet.model.metric import Measurement, Noise, SpreadRow, Tolerance
-from pytest_gpufleet.model.place import CALLED, Where, where
+from pytest_gpufleet.model.place import Where, called, where
 
 # How much a limit is worth: what was agreed; what machines known to be good reach; what somebody published, a gate of
 # theirs or a part of a healthy machine's figure; the judgement of this project, or of the author of a profile; what
@@ -162,12 +162,12 @@ class Finding:
             machines = Said(MEAN_OF_ONE if of.machines == 1 else MEAN_OF, machines=of.machines)
             text = _words(Said("the mean of this machine"), off, machines, of.noise, line, limit.sense == "max")
             found = dict.fromkeys(self.missed, text) if alike and not limit.met_by(mean) else {}
+        nodes = {part.node: f"node {part.node}" for at in measurement.values for part in at.parts}
         for place, share in slow.items():
-            name = " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in place.parts)
             first = next((each for each in self.tolerances if each.noise and each.worse < share), None)
             if first and first.noise:
                 higher = measurement.definition.better == "lower"
-                found[place] = _words(name, share, Said("the others"), first.noise, first.worse, higher)
+                found[place] = _words(called(place, nodes), share, Said("the others"), first.noise, first.worse, higher)
         return found
 
     def properties(self) -> list[tuple[str, str]]:

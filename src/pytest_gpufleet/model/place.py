@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pytest_gpufleet.model.language import say
+
 Key = TypeVar("Key", bound=Hashable)
 Thing = TypeVar("Thing")
 
@@ -126,6 +128,20 @@ def _read(text: str) -> Place:
         raise ValueError(f'{text!r} is no place: "world", "node", "gpu3", "gpu0-gpu5" or "node1/gpu3" are')
     on, kind, index = device.groups()
     return Place(int(index), "node") if kind == "node" and on is None else Place(int(on or 0), kind, int(index))
+
+
+def called(where: Where, hosts: Mapping[int, str] = {}) -> str:
+    """ "GPU 3", "GPU 0 to GPU 5", "all ranks together"; of several nodes "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
+    if where == WORLD:
+        return say("all ranks together")
+    names, said = list[str](), set[int]()
+    for part in where.parts:
+        device, host = f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part), ""
+        if len(hosts) > 1 and part.is_on_node and part.node not in said:
+            host = hosts.get(part.node, f"node {part.node}")
+        names.append(device if not host else f"{host} {device}" if part.is_device else host)
+        said.add(part.node)
+    return names[0] if len(names) == 1 else say("{first} to {last}", first=names[0], last=names[1])
 
 
 def grouped(pairs: Iterable[tuple[Key, Thing]]) -> dict[Key, list[Thing]]:

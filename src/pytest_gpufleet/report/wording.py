@@ -10,7 +10,7 @@ from pytest_gpufleet.model.conditions import CONDITIONS, Condition, ConditionTyp
 from pytest_gpufleet.model.finding import Finding, Limit
 from pytest_gpufleet.model.language import say, some
 from pytest_gpufleet.model.metric import METRICS, goodness
-from pytest_gpufleet.model.place import CALLED, WORLD, Gpu, Where
+from pytest_gpufleet.model.place import Gpu, Where, called
 from pytest_gpufleet.redaction import clean as clean, one_line as one_line
 
 SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -22,6 +22,7 @@ SYMBOLS = {
 }
 Hosts = Mapping[int, str]  # the names of the nodes of a run, by their numbers
 ALONE: Hosts = {}
+place = called
 # A figure is named by these even if all beside it have them in common.
 LEADING = {name for name, condition in CONDITIONS.items() if condition.leads}
 # What changes along a curve: small messages are launched in CUDA graphs, large ones one by one.
@@ -184,22 +185,6 @@ def title(finding: Finding) -> str:
 
 def _is_spread(finding: Finding) -> bool:
     return finding.measurement.metric == "spread" and "metric" in finding.measurement.conditions
-
-
-def place(where: Where, hosts: Hosts = ALONE) -> str:
-    """A place as people say it: "GPU 3", "GPU 0 to GPU 5", "all ranks together"; of a run on several nodes with the
-    names of their hosts: "gf1 GPU 3", "gf1 GPU 0 to GPU 5", "gf1 to gf2"."""
-    if where == WORLD:
-        return say("all ranks together")
-    names: list[str] = []
-    said: set[int] = set()
-    for part in where.parts:
-        device, host = f"{CALLED[part.kind]} {part.index}" if part.kind in CALLED else str(part), ""
-        if len(hosts) > 1 and part.is_on_node and part.node not in said:
-            host = hosts.get(part.node, f"node {part.node}")
-        names.append(device if not host else f"{host} {device}" if part.is_device else host)
-        said.add(part.node)
-    return names[0] if len(names) == 1 else say("{first} to {last}", first=names[0], last=names[1])
 
 
 def worst(finding: Finding) -> tuple[Where, float] | None:

@@ -9,7 +9,7 @@ from pytest_gpufleet.model.conditions import c_number
 from pytest_gpufleet.model.events import NO_NETWORK, Check, VerdictWord
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.language import Said, say, some
-from pytest_gpufleet.model.place import CALLED, NVLS_SINCE, Missing
+from pytest_gpufleet.model.place import NVLS_SINCE, Missing, called
 from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import titled
 from pytest_gpufleet.verdict import accusations, basis
@@ -142,8 +142,7 @@ def _shared_ways(record: Record) -> list[str]:
     for finding in record.findings:
         for at, spread in scattered(finding).items() if shares_its_way(finding.measurement, record.topology) else ():
             title = say(finding.measurement.definition.title)
-            where = " to ".join(f"{CALLED.get(part.kind, part.kind)} {part.index}" for part in at.parts)
-            widest[title] = max(widest.get(title, (0.0, "")), (spread, where))
+            widest[title] = max(widest.get(title, (0.0, "")), (spread, called(at, record.hosts)))
     text = "{metric}: samples differ by up to {spread} at {place}, as happens when others share the host or the network"
     return [say(text, metric=title, spread=f"{spread:.0%}", place=at) for title, (spread, at) in widest.items()]
 
