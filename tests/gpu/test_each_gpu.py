@@ -12,8 +12,6 @@ from tests.gpu.present import COUNT, MULTIPLIES, intruder, needs_gpus
 from tests.probes import test_compute, test_memory
 
 EACH_GPU = ACCEPTANCE / "test_4_each_gpu.py"
-REPEAT = test_compute.REPEAT
-HOLDS = test_memory.HOLDS
 
 pytestmark = needs_gpus(2)
 
@@ -54,7 +52,7 @@ def test_healthy_gpus_pass_in_a_minute_of_soak(run_pytest):
     ("always bit", "fp16", "so it is again, in 1 row and 1 column: row 5, column 9 is 0x"),
 ])  # fmt: skip
 def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, words):
-    check = f"{EACH_GPU}::{REPEAT}[{precision}]"
+    check = f"{EACH_GPU}::{test_compute.REPEAT}[{precision}]"
     faults = planted(test_compute.FAULT, fault, check, "--gpus=all").record.faults
     both = COUNT == 2 and fault.startswith("always")  # of two that differ nobody can say which one is right
     assert {each.subjects for each in faults} == ({(gpu(0),), (gpu(1),)} if both else {(gpu(1),)}), faults
@@ -62,7 +60,7 @@ def test_a_wrong_element_is_found_and_the_gpu_named(planted, fault, precision, w
 
 
 def test_a_flipped_bit_in_memory_is_found_and_the_gpu_named(planted):
-    (fault,) = planted(test_memory.FAULT, "1000 37", f"{EACH_GPU}::{HOLDS}", "--gpus=all").record.faults
+    (fault,) = planted(test_memory.FAULT, "1000 37", f"{EACH_GPU}::{test_memory.HOLDS}", "--gpus=all").record.faults
     assert (fault.name, fault.subjects) == ("memory_data_error", (gpu(1),))
     assert re.search(r"wrong words in memory: 1; .*wrong bits 0x0000002000000000", fault.what), fault
 

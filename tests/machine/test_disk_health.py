@@ -103,15 +103,13 @@ def sectors(number, count):
     return f"{about}0", f"{about}{count}"
 
 
-USED_UP = (
-    ('"percentage_used":3', '"percentage_used":100'),
-    ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}'),
-)
+SMART_FAILED = ('"passed":true,"nvme":{"value":0}', '"passed":false,"nvme":{"value":4}')  # which drives say beside it
+USED_UP = (('"percentage_used":3', '"percentage_used":100'), SMART_FAILED)
 # By name: what is changed, and the code of the fault.
 DRIVES = {
     "healthy, with some wear and unsafe shutdowns": ([], []),
     "warm": ([warning(0, 69)], []),
-    "spare blocks used up": ([warning(1)], ["drive_failing"]),
+    "spare blocks used up": ([warning(1), SMART_FAILED], ["drive_failing"]),
     "hotter than its limit": ([warning(2, 87)], ["drive_too_hot"]),
     "to be read only": ([warning(8)], ["drive_failing"]),
     "reliability degraded": ([warning(4)], ["drive_failing"]),

@@ -397,6 +397,7 @@ def test_a_node_that_loses_one_packet_of_a_hundred_is_named(nodes):
     (sent(8, lambda one, other: 0.01), set(range(8))),  # what is between all of them
     (sent(8, lambda one, other: 0.01 if one == 3 else 0.0, ring=True), {3, 4}),
     ({(0, "mlx5_0/1"): Packets(10**9, 10**7, 10**9, 0), (1, "mlx5_0/1"): Packets(10**9, 9, 10**9, 9)}, {0, 1}),
+    ({(0, "TCP"): Packets(20, 1, 12_000, 0), (1, "TCP"): Packets(12_000, 0, 20, 0)}, set()),  # too few to say so
     ({}, set()),
 ])  # fmt: skip
 def test_who_loses_packets(counted, named):

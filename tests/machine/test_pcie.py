@@ -136,6 +136,7 @@ def accused(*described, **how):
 
 def test_an_adapter_of_another_switch_or_socket_is_found():
     assert accused(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3, 4, 4)) == ["rail0", "rail1"]  # beside two for storage
+    assert accused(BY_TWO, (0, 1, 1, 1, 2, 2, 3, 3, 0), slow=[8]) == ["rail0", "rail1"]  # and one in its place
     (fault,) = misplaced_adapters(*machine(ON_TWO_SOCKETS, (0, 0, 0, 0, 0, 1, 1, 1), switches=False))
     assert fault.what == "NUMA node 1 has 3 adapters in use for 4 GPUs, and NUMA node 0 has more than GPUs"
 

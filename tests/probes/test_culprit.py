@@ -119,6 +119,7 @@ OF_14, EQUALLY = "of the 14 measurements of pairs with it are slow", "no single 
     ({(1, 3): 12.0, (1, 4): 290.0, (2, 3): 330.0}, SWAPS, "gpu1-gpu3", "only"),  # the others may vary a little
     ({(a, b): 350 + 10 * (a + b) for a in range(8) for b in range(8)}, SWAPS, "", EQUALLY),  # by less than they differ
     ({a: 350.0 + 10 * a for a in range(7)} | {(a, 7): 250.0 for a in range(7)}, SWAPS, "gpu7", f"7 {OF_14}"),
+    ({a: 260.0 + 20 * a for a in range(7)} | {(a, 7): 120.0 + 12 * a for a in range(7)}, SWAPS, "gpu7", f"7 {OF_14}"),
 ])  # fmt: skip
 def test_the_gpu_that_slow_pairs_have_in_common_is_named(slow, share, who, words):
     fault = who_slows_pairs([rates(permutations(range(8), 2), slow)], share)
