@@ -16,6 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         how = f"{sys.executable} -m pip install {lacks}"
         print(f"gpufleet: {lacks} is not installed, which this needs: {how}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # 128 + SIGINT, as of a process that it ends: what was not done must not look done
+        return 130
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -58,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments; 130 after Ctrl-C."""
+    """The exit status: the command's own; 1 if it could not be done; 2 for bad arguments."""
     parser, arguments = _parser(), sys.argv[1:] if arguments is None else arguments
     if not arguments:
         parser.print_help(sys.stderr)
@@ -78,6 +77,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Refused, NoGpus) as error:
         print_line(f"gpufleet: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # as of a process that the signal ends: what was not done must not look done
-        return 128 + signal.SIGINT
     return status

@@ -353,6 +353,17 @@ def test_what_a_command_needs_and_is_not_installed_is_named(tmp_path, missing, w
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, how)
 
 
+def test_a_ctrl_c_while_a_command_is_still_loading_ends_it_without_a_traceback(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'jinja2': raise KeyboardInterrupt\nsys.meta_path.insert(0, Stop())"
+    )
+    command = [sys.executable, "-m", "pytest_gpufleet", "report", EVIDENCE / "h200x4-a", "-o", tmp_path / "report.html"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 # ---------------------------------------------------------------- all of them
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda folder: folder.name)
 def test_a_recorded_run_meets_the_limits_that_are_made_of_it(recorded, tmp_path, gpufleet):
