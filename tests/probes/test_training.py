@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from pytest_gpufleet import Place, measure, measure_all
+from pytest_gpufleet import Place, RankFailure, measure, measure_all
 from pytest_gpufleet.model.conditions import EACH_ALONE
 from pytest_gpufleet.model.endings import NotApplicable, NotJudged
 from pytest_gpufleet.model.metric import Measurement
 from pytest_gpufleet.model.place import WORLD, Gpu
+from pytest_gpufleet.probes import endurance
 from pytest_gpufleet.probes.measure import scaling_efficiency
 from pytest_gpufleet.probes.training import cuda_graph, loop, recipes, ways
 from pytest_gpufleet.probes.training.correctness import differences, sampler_errors
@@ -128,6 +129,18 @@ def test_gpus_with_less_memory_have_all_take_their_batch(two_ranks, together):
     two_ranks.run(has_less_memory)
     measured = measure(two_ranks, loop.train_throughput, "amp", together=together)
     assert measured.conditions["batch"] == 4
+
+
+def test_a_burn_in_whose_training_changes_no_weight_fails(two_ranks):
+    """As where all gradients are NaN, and gradient scaling leaves out every step."""
+
+    def take_no_step(rank):
+        torch.optim.SGD.step = lambda self: None
+
+    two_ranks.run(endurance._training, 0.01)
+    two_ranks.run(take_no_step)
+    with pytest.raises(RankFailure, match="ArithmeticError: training changed no weight"):
+        two_ranks.run(endurance._training, 0.01)
 
 
 def test_ranks_that_train_alone_are_measured_at_the_same_time(two_ranks):

@@ -132,9 +132,12 @@ def _training(rank: Rank, seconds: float, *_: object) -> Turn:
     training = loop.plan_of_all(rank, RECIPE, USUAL)
     module = loop.module_of(rank, training)
     step = partial(loop.eager(module, training, rank.device), *loop.synthetic_batch(rank, training))
+    before = next(module.parameters()).clone()
     with loop.precision(training):
         count = max(2, int(seconds / loop.lap(rank, step, training.warm_up).mean))
         measured = loop.lap(rank, step, agree(rank, count) if rank.size > 1 else count)
+    if torch.equal(before, next(module.parameters())):
+        raise ArithmeticError("training changed no weight: all gradients are NaN or infinite")
     unlike = differences(rank, dict(module.named_parameters())) if rank.size > 1 else []
     rate = training.batch * rank.size / measured.mean
     return Turn(rate, f"parameters differ from the other ranks': {'; '.join(unlike[:SHOWN])}" if unlike else "")

@@ -137,8 +137,7 @@ def launch_time(rank: Rank) -> Reading:
     return Reading("launch_time", median(samples), conditions, samples)
 
 
-def _each(rank: Rank, launch: Callable[[], object]) -> float:
-    """Seconds of one launch."""
+def _each(rank: Rank, launch: Callable[[], object]) -> float:  # seconds of one launch
     line_up(rank)
     began = time.perf_counter()
     for _ in range(LAUNCHES):

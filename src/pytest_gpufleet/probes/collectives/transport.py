@@ -37,8 +37,7 @@ Seen = tuple[NcclLog, Sequence[Beside]]  # what NCCL's log says, and what each r
 
 def transport(world: World, group: World, sizes: Sizes) -> Seen:
     """Do each of these collectives once on all ranks of `group`, which is `world` with a process group. Where the
-    smallest hang or raise too, and work without P2P or NVLS, raises Faults that say so; else RankFailure. Ranks are
-    started for it, and anew for what comes next."""
+    smallest hang or raise too, and work without P2P or NVLS, raises Faults that say so; else RankFailure."""
 
     def works(variables: Mapping[str, str]) -> bool:
         with suppress(RankFailure):

@@ -354,8 +354,7 @@ TEXTS = 2  # of all that one node cannot reach
 
 
 class CutOff(NamedTuple):
-    """Who cannot work with whom, and the nodes, with why, without which all others can: of two that cannot work with
-    each other it is one, though nobody knows which is to blame."""
+    """Who cannot work with whom, and without which nodes, and why, all others can: of two one, whoever is to blame."""
 
     faults: tuple[Fault, ...] = ()
     left_out: Mapping[int, str] = {}

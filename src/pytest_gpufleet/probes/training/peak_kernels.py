@@ -14,8 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _place(channels, BLOCK_CHANNELS: tl.constexpr):
-    """Which row of tiles this program works on, of how many, and its channels. Neighbours work on the same rows: what
-    is read at about the same time lies together."""
+    """Which row of tiles this program works on, of how many, and its channels. Neighbours read the same rows."""
     columns = channels // BLOCK_CHANNELS
     column = tl.program_id(0) % columns * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
     return tl.program_id(0) // columns, tl.num_programs(0) // columns, column
