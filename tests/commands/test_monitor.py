@@ -119,7 +119,8 @@ def test_only_whole_lines_of_the_newest_run_that_goes_on_count(tmp_path):
 def environment(**changes):
     taken_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if name not in taken_out}
-    around = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT), "CHANGE": CHANGE}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    around = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": path, "CHANGE": CHANGE}
     return {**kept, **around, **changes}
 
 
