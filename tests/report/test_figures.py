@@ -22,6 +22,7 @@ from pytest_gpufleet.report.page import MOST_FAILURES, MOST_FIGURES, MOST_ROWS, 
 from pytest_gpufleet.report.plots import curves, telemetry as drawn_telemetry
 from pytest_gpufleet.report.terminal.summary_lines import summary_lines
 from pytest_gpufleet.verdict.across_runs.run_comparison import compare, drift
+from pytest_gpufleet.verdict.judgement import measured_again
 from tests.report.conftest import page_of
 
 
@@ -41,6 +42,8 @@ def test_a_figure_without_a_limit_stands_apart_but_where_it_is_held_against_its_
     worse = f"at most {wording.percent(held.worse)} worse"
     assert (limit.text, limit.below, state.text) == ("peers", worse, "consistent with peers")
     assert not any(row.for_information for row in table.rows)
+    (table,) = figure_tables([measured_again(replace(each, state="missed"), "it missed") for each in some], {})
+    assert {row.cells[-1].text for row in table.rows} == {"for information"}  # whether required or not
 
 
 def test_a_method_that_all_figures_share_stands_in_the_caption():

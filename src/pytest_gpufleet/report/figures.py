@@ -62,9 +62,9 @@ def _spans_nodes(finding: Finding) -> bool:
 
 
 def for_information(finding: Finding) -> bool:
-    """Whether nobody has to have a limit for it, nobody had, and it was held against no peers."""
-    against_none = finding.slower_than_peers is None or finding.again
-    return bool(not finding.required and finding.state in ("for information", "not judged") and against_none)
+    """Whether it was measured again; or nobody needs a limit for it or had one, and it was held against no peers."""
+    unjudged = not finding.required and finding.state in ("for information", "not judged")
+    return bool(finding.again) or (unjudged and finding.slower_than_peers is None)
 
 
 def state(finding: Finding) -> str:
