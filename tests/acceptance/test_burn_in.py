@@ -34,7 +34,7 @@ def test_a_wrong_bit_ends_it_at_once_and_names_the_rank(planted):
 def on_a_terminal(folder, lasts, *options, ctrl_c_at=None):
     """Exit status, record and what is printed of a rehearsed burn-in. Ctrl-C comes when that was printed."""
     (folder / "pytest.ini").write_text("[pytest]\n")
-    terminal = Terminal(PYTEST, str(folder), BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER, *options)
+    terminal = Terminal(folder, PYTEST, BURN_IN, "--rehearse", f"--fleet-burn-in={lasts}", FOLDER, *options)
     if ctrl_c_at:
         terminal.until(ctrl_c_at)
         os.killpg(terminal.process.pid, signal.SIGINT)
