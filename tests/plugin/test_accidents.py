@@ -1,8 +1,7 @@
 """What happens by accident: options, variables, plugins and files of a project, around the suite.
 
 On a recorded machine, with a suite of two files. What failed stays failed and what was left out leaves the verdict
-INCOMPLETE, whatever happens beside it, or there is no run at all.
-"""
+INCOMPLETE, whatever happens beside it, or there is no run at all."""
 
 import json
 import re

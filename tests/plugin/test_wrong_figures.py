@@ -42,18 +42,12 @@ WRONG_CHECKS = {
     "judges_list": ("judge([])", "judge() takes Measurements, not []"),
     "judges_nothing": ("judge()", "judge() was given no measurement: nothing was judged"),
     "shows_number": ("judge(shown=[5])", "judge() takes Measurements, not 5"),
-    "losses_text": (
-        "world.run(lambda rank: rank.record_losses({'model': 'mine'}, {1: 'low'}))",
-        "a loss must be a number, not 'low'",
-    ),
-    "contradicts_profile": (
-        "measured(world, judge, Metric('decode_rate', 'ms', 'lower', 'x'), 5.0)",
-        "decode_rate was measured in ms, where lower is better, but by my.toml it is in tokens/s, and higher is better",
-    ),
-    "contradicts_suite": (
-        "measured(world, judge, Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0)",
-        "gemm was measured in FOO/s, where higher is better, but by my.toml it is in TFLOP/s",
-    ),
+    "losses_text": ("world.run(lambda rank: rank.record_losses({'model': 'mine'}, {1: 'low'}))",
+                    "a loss must be a number, not 'low'"),
+    "contradicts_profile": ("measured(world, judge, Metric('decode_rate', 'ms', 'lower', 'x'), 5.0)",
+        "decode_rate was measured in ms, where lower is better, but by my.toml it is in tokens/s, and higher is"),
+    "contradicts_suite": ("measured(world, judge, Metric('gemm', 'FOO/s', 'higher', 'x'), 5.0)",
+                          "gemm was measured in FOO/s, where higher is better, but by my.toml it is in TFLOP/s"),
 }  # fmt: skip
 
 HEAD = """

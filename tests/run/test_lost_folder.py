@@ -1,7 +1,4 @@
-"""The disk fills up while the suite runs: it goes on, says so and exits non-zero.
-
-What can still be written is there.
-"""
+"""The disk fills up while the suite runs: it goes on, says so and exits non-zero; what can be written is there."""
 
 import json
 

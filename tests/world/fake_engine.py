@@ -1,8 +1,6 @@
 """An engine without processes: functions run here, when they are submitted, on a clock for which nobody waits.
 
-How a function ends says what its rank does: it returns or raises, takes its time, dies, hangs, or sends what is no
-answer.
-"""
+How a function ends says what its rank does: it returns, raises, takes its time, dies, hangs, or sends no answer."""
 
 import heapq
 import itertools
