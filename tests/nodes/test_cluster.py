@@ -69,13 +69,13 @@ def test_a_cable_that_is_put_back_in_time_costs_nothing_and_a_silent_node_is_los
         fake.happens((1, PULSE), (1, Answer(0, b"late")))
     assert cluster.alive == (0, 1, 2)
     assert [len(fake.told(node, messages.Beat)) for node in fake.names] == [25] * 3  # one a second
-    assert [news.parcel for _, news in cluster.rank_news(0)] == [b"late"] * 3
+    assert [news.parcel for _, news in cluster.take(cluster.rank_news, 0)] == [b"late"] * 3
     silence(fake, of=1, seconds=9)
     assert cluster.alive == (0, 1, 2)
     silence(fake, of=1, seconds=2)
     assert cluster.alive == (0, 2)
-    assert cluster.rank_news(0) == cluster.suite_news(0) == [(1, cluster.lost[1])]
-    assert cluster.rank_news(0) == []
+    assert cluster.take(cluster.rank_news, 0) == cluster.take(cluster.suite_news, 0) == [(1, cluster.lost[1])]
+    assert cluster.take(cluster.rank_news, 0) == []
 
 
 def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):
@@ -90,7 +90,7 @@ def test_a_controller_that_was_frozen_loses_nobody(fake, cluster):
 
 def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluster):
     silence(fake, of=1, seconds=11)
-    cluster.rank_news(0)
+    cluster.take(cluster.rank_news, 0)
     before = len(fake.told(1, messages.Beat))
     silence(fake, of=1, seconds=3)
     assert len(fake.told(1, messages.Beat)) == before
@@ -99,8 +99,8 @@ def test_a_lost_node_hears_no_beat_until_it_comes_back_to_be_fenced(fake, cluste
     fake.happens((1, Answer(0, b"too late")), (1, messages.Pulse(ended=tuple(own))))
     silence(fake, of=-1, seconds=3)
     assert cluster.alive == (0, 2)
-    assert cluster.rank_news(0) == []
-    assert cluster.suite_news(0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
+    assert cluster.take(cluster.rank_news, 0) == []
+    assert cluster.take(cluster.suite_news, 0) == [(1, cluster.lost[1]), *((1, each) for each in own)]  # which goes on
     assert [type(told.question) for told in fake.told(1, messages.Ask)] == [messages.KillRanks]
     assert len(fake.told(1, messages.Beat)) > before  # or its agent would end before its files are read
     assert fake.told(1, messages.Submit) == []
@@ -124,7 +124,7 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
     silence(fake, of=2, seconds=15)
     fake.happens((2, Death(0, "by SIGKILL")))
     assert (cluster.alive, cluster.lost, cluster.left_out) == ((0, 1), {}, {2: "its own run is REJECTED"})
-    assert cluster.rank_news(0) == []
+    assert cluster.take(cluster.rank_news, 0) == []
     assert [type(told.question) for told in fake.told(2, messages.Ask)] == [messages.KillRanks]
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_is_left_out_is_fenced_and_not_lost(fake, cluster):
 def test_a_node_whose_agent_is_gone_is_lost_at_once(event, why, fake, cluster):
     fake.happens((1, Answer(0, b"before")), event)
     assert cluster.lost[1].startswith(why)
-    assert cluster.rank_news(0) == [(1, Answer(0, b"before")), (1, cluster.lost[1])]
+    assert cluster.take(cluster.rank_news, 0) == [(1, Answer(0, b"before")), (1, cluster.lost[1])]
 
 
 def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
@@ -147,8 +147,8 @@ def test_what_each_node_says_comes_to_those_who_wait_for_it_in_its_order():
         pulse = messages.Pulse(check="b", ended=(first, second))
         fake.happens((0, pulse), (2, Answer(1, b"a")), (2, Death(0, "x")))
         fake.happens((0, messages.Pulse(ended=(ended,))), (1, PULSE))
-        assert cluster.suite_news(0) == [(0, first), (0, second), (0, ended)]
-        assert cluster.rank_news(0) == [(2, Answer(1, b"a")), (2, Death(0, "x"))]
+        assert cluster.take(cluster.suite_news, 0) == [(0, first), (0, second), (0, ended)]
+        assert cluster.take(cluster.rank_news, 0) == [(2, Answer(1, b"a")), (2, Death(0, "x"))]
         assert cluster.pulses == {0: messages.Pulse(ended=(ended,)), 1: PULSE}
 
 

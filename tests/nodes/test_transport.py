@@ -34,14 +34,14 @@ def cluster(tmp_path):
 def test_a_frozen_agent_is_lost_fenced_when_it_wakes_and_answers_then(cluster):
     os.kill(cluster.hellos[0].pid, signal.SIGSTOP)
     cluster.send(0, Submit((), bytes(5_000_000)))  # more than a socket holds: nobody waits for it
-    ((node, lost),) = cluster.rank_news(LONG)
+    ((node, lost),) = cluster.take(cluster.rank_news, LONG)
     assert (node, cluster.alive) == (0, (1,))
     assert "nothing was heard" in lost
     os.kill(cluster.hellos[0].pid, signal.SIGCONT)
     answers, _ = cluster.ask_each(dict.fromkeys((0, 1), Rendezvous()), LONG, also_lost=True)
     assert answers.keys() == {0, 1}
     assert cluster.alive == (1,)
-    assert cluster.rank_news(0) == []
+    assert cluster.take(cluster.rank_news, 0) == []
 
 
 def test_nothing_is_left_of_a_frozen_agent(cluster):

@@ -12,7 +12,6 @@ from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import HostFound, NodeLeftOut, NodeLost
 from pytest_gpufleet.model.fault import Fault
 from pytest_gpufleet.model.place import GpuTopology, Missing, gpu, where
-from pytest_gpufleet.nodes.cluster import Lost
 from pytest_gpufleet.nodes.messages import CheckHealth, Hello, Listening, Lock, ReadHost, RunSuite
 from pytest_gpufleet.run.cluster_run import ClusterRun, ClusterTarget
 from pytest_gpufleet.run.folder import RunFolder
@@ -40,7 +39,9 @@ class Answering:
         troubles = {node: str(why) for node, why in found.items() if isinstance(why, Trouble)}
         return {node: answer for node, answer in found.items() if node not in troubles}, troubles
 
-    def suite_news(self, timeout):
+    suite_news = ()
+
+    def take(self, news, timeout):
         return []
 
     def leave_out(self, node, why):
@@ -152,7 +153,7 @@ def test_a_node_whose_own_run_cannot_be_started_is_left_out_and_where_none_can_t
 def test_a_node_that_is_lost_while_its_report_is_brought_here_is_named(cluster, run, monkeypatch):
     def settle(*given, again):
         cluster.alive.remove(2)
-        cluster.lost[2] = Lost("its agent died by SIGKILL")
+        cluster.lost[2] = "its agent died by SIGKILL"
 
     monkeypatch.setattr(run.node_runs, "settle", settle)
     run.finish(cut_short=False)

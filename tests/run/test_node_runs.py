@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_gpufleet.model.events import NodeFound
-from pytest_gpufleet.nodes.cluster import Lost
 from pytest_gpufleet.nodes.messages import CheckEnded, Pulse, RunSuite, SuiteEnded
 from pytest_gpufleet.run import node_runs
 from pytest_gpufleet.run.folder import RunFolder
@@ -18,7 +17,7 @@ from pytest_gpufleet.safe_files import sha256
 BEGIN = json.dumps({"t": "2026-11-22T00:00:00+00:00", "event": "run", "host": "gf"}).encode()
 WHOLE = {"evidence.jsonl": BEGIN + b" " * node_runs.PART_BYTES + b"\n", "report.html": b"r"}
 ENDED = SuiteEnded(0, "", "a-run", {name: len(content) for name, content in WHOLE.items()}, "ACCEPTED", ("well",))
-LOST = Lost("nothing was heard of it for 10 s")
+LOST = "nothing was heard of it for 10 s"
 GOES_ON = SimpleNamespace(heard=False)
 
 
@@ -43,7 +42,9 @@ class Answering:
     def ask_one(self, node, asked, timeout):
         return WHOLE[asked.name][asked.offset :][: asked.most]
 
-    def suite_news(self, timeout):
+    suite_news = ()
+
+    def take(self, news, timeout):
         news, self.news = self.news, []
         return news
 

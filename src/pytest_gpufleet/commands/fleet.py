@@ -113,8 +113,7 @@ def _read(folders: Iterable[RunFolder]) -> tuple[list[HostRun], list[Unusable], 
     runs, unusable, over, common = list[HostRun](), list[Unusable](), list[Record](), Common()
 
     def take(folder: RunFolder, stated: str = "", host: str = "") -> None:
-        """Of a run on many nodes all of them: it says what SHA-256 the evidence of each must have, and its name, since
-        nodes that are processes of one machine have no other."""
+        """`stated`, `host`: SHA-256 and name, as a run over it has them; processes of one machine have no other."""
         whose = ""
         try:
             with folder.of_anybody():

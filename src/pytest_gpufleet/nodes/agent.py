@@ -46,8 +46,7 @@ HERE, NODE, RANKS, NETWORK = "here", "node", "ranks", "network"
 
 
 def main(settings: str) -> NoReturn:
-    """The whole life of the process. It ends with 0 however it ends: of a run on many nodes the head alone has a
-    verdict, and launchers take the highest status for that of all."""
+    """It ends with 0 whatever happens: the head alone has a verdict, and launchers take the highest status for it."""
     del sys.argv[1:]
     given = msgspec.json.decode(settings, type=launchers.AgentSettings)
     terminal = os.dup(2)
@@ -135,14 +134,13 @@ class OwnNode:
         return messages.Hello(host.serial(), os.getpid(), interface, self.node.topology, self.node.present(), machine)
 
     def lock(self) -> str:
-        """Make the GPUs this run's own; "" or who has one. From here on what they do is sampled, and what gets worse
-        counts. What the kernel log held before, the node's own run has judged."""
+        """Make the GPUs this run's own; "" or who has one. From here on what gets worse counts."""
         try:
             self._locks = self._locks or self.node.lock()
         except local_node.GpuTaken as taken:
             return str(taken)
         if self.node.topology.gpus and self._guard is None:
-            self.node.kernel_log()
+            self.node.kernel_log()  # of before, which the node's own run has judged
             self._guard = Guard(self.node)
             self._sampler = Sampler(self.node, SAMPLE_SECONDS, self._guard.note)
             self._sampler.start()

@@ -5,7 +5,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,14 +18,10 @@ from pytest_gpufleet.verdict.fleet.host_runs import Common
 from pytest_gpufleet.world.call import Answer, Death, RankSpec, Trace
 
 LOST_AFTER_SECONDS = 10.0  # a cable that is put back after 5 s costs nothing
-
-
-class Lost(str):
-    """Why the run goes on without a node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL"."""
-
-
-RankNews = Answer | Death | Lost
-SuiteNews = messages.CheckEnded | messages.SuiteEnded | Lost
+T = TypeVar("T")
+# A text: why the run goes on without the node, as it goes on where "gf1 is lost" ends: ": its agent died by SIGKILL".
+RankNews = Answer | Death | str
+SuiteNews = messages.CheckEnded | messages.SuiteEnded | str
 
 
 class Cluster:
@@ -50,12 +46,12 @@ class Cluster:
         self.hellos: Mapping[int, Hello] = {}
         self.pulses: dict[int, Pulse] = {}  # the last of each
         self.clocks_ahead: Mapping[int, float] = {}  # seconds that its clock is ahead of this one's
-        self.lost: Mapping[int, Lost] = {}
+        self.lost: Mapping[int, str] = {}
         self.left_out: Mapping[int, str] = {}  # and why
         self._fenced: set[int] = set()  # lost and back, or left out: an agent is there that takes no part
         self._gone: set[int] = set()  # nothing reaches them any more
-        self._rank_news: list[tuple[int, RankNews]] = []
-        self._suite_news: list[tuple[int, SuiteNews]] = []
+        self.rank_news: list[tuple[int, RankNews]] = []
+        self.suite_news: list[tuple[int, SuiteNews]] = []
         self._numbers = itertools.count()
         self._asked: dict[int, messages.Reply | None] = {}
         self._closing = self._over = False
@@ -123,20 +119,13 @@ class Cluster:
                     troubles[node] = f"it answered what is no answer: {error}"
         return answers, troubles
 
-    def rank_news(self, timeout: float) -> list[tuple[int, RankNews]]:
-        """What happened to ranks or nodes, each with its node, as soon as anything did; [] after `timeout` seconds."""
-        return self._news(self._rank_news, timeout)
-
-    def suite_news(self, timeout: float) -> list[tuple[int, SuiteNews]]:
-        """What came from the nodes' own runs, and losses of nodes, in the same way."""
-        return self._news(self._suite_news, timeout)
-
-    def _news(self, queue: list[Any], timeout: float) -> list[Any]:
+    def take(self, news: list[T], timeout: float) -> list[T]:
+        """What is in `rank_news` or `suite_news`, as soon as anything is; [] after `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: queue, timeout)
-            news = queue.copy()
-            queue.clear()
-        return news
+            self._changed.wait_for(lambda: news, timeout)
+            taken = news.copy()
+            news.clear()
+        return taken
 
     def leave_out(self, node: int, why: str) -> None:
         """Go on without a node that is there. Nothing for one that is lost."""
@@ -198,7 +187,7 @@ class Cluster:
             self._lose(node, f"its agent sent what this version cannot read: {error}")
             return
         if isinstance(message, Pulse):
-            self._suite_news += [(node, ended) for ended in message.ended]
+            self.suite_news += [(node, ended) for ended in message.ended]
         if not self.takes_part(node):
             if node not in self._fenced and not self._closing:
                 self._fence(node)
@@ -216,7 +205,7 @@ class Cluster:
                 if before is None or ahead > before:
                     self.clocks_ahead = {**self.clocks_ahead, node: ahead}
             case Answer() | Death():
-                self._rank_news.append((node, message))
+                self.rank_news.append((node, message))
             case messages.Reply(number):
                 if number in self._asked:  # else the asker has stopped waiting
                     self._asked[number] = message
@@ -231,10 +220,9 @@ class Cluster:
 
     def _lose(self, node: int, why: str) -> None:
         if not self._closing and self.takes_part(node):
-            lost = Lost(why)
-            self.lost = {**self.lost, node: lost}
-            self._rank_news.append((node, lost))
-            self._suite_news.append((node, lost))
+            self.lost = {**self.lost, node: why}
+            self.rank_news.append((node, why))
+            self.suite_news.append((node, why))
             self._changed.notify_all()
 
 
@@ -247,7 +235,7 @@ class ClusterEngine:
         self._dead: set[int] = set()  # whose death `wait` has returned
 
     def start(self, specs: Sequence[RankSpec]) -> None:
-        self._cluster.rank_news(0.0)  # of ranks before these
+        self._cluster.take(self._cluster.rank_news, 0.0)  # of ranks before these
         self._nodes, self._dead = {spec.index: spec.node for spec in specs}, set()
         for node, here in grouped((spec.node, spec) for spec in specs).items():
             self._cluster.send(node, messages.StartRanks(pickle.dumps(here, protocol=pickle.HIGHEST_PROTOCOL)))
@@ -264,8 +252,8 @@ class ClusterEngine:
             self._cluster.send(node, messages.Submit(tuple(here), parcel))
 
     def wait(self, timeout: float) -> list[Answer | Death]:
-        news = self._cluster.rank_news(0.0 if self._of_gone_nodes() else timeout)
-        events = [each for node, each in news if not isinstance(each, Lost) and self._nodes.get(each.rank) == node]
+        news = self._cluster.take(self._cluster.rank_news, 0.0 if self._of_gone_nodes() else timeout)
+        events = [each for node, each in news if not isinstance(each, str) and self._nodes.get(each.rank) == node]
         found: list[Answer | Death] = []
         for event in [*events, *self._of_gone_nodes()]:  # what came of a node before it was lost counts
             found += [event] * (event.rank not in self._dead)
@@ -292,7 +280,7 @@ class ClusterEngine:
         for node, alive in ((node, alive) for node, alive in answers.items() if alive):
             self._cluster.leave_out(node, f"{len(alive)} of its ranks could not be killed")
             left |= alive
-        self._cluster.rank_news(0.0)
+        self._cluster.take(self._cluster.rank_news, 0.0)
         self._nodes = {}
         return left
 

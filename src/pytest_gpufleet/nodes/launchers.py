@@ -1,5 +1,4 @@
-"""How agents are started: who has started this process on one of several nodes, agents as processes, or in the place of
-this one; and whether all nodes have the same."""
+"""How agents are started: by whom, as which of the nodes, as what process; and whether all nodes have the same."""
 
 import os
 import platform
@@ -88,8 +87,7 @@ class Task:
 
 
 def find(environment: Environment, head: str | None = None, index: int | None = None) -> Task | None:
-    """The task that this process is; None if no launcher has started it as one of several. `head` and `index`: what
-    --fleet-head and --fleet-index say, which count more. Refused if nobody says where the head is."""
+    """None of a process alone. `head`, `index`: by options, which count more. Refused if nobody knows the head."""
     launcher = next((each for each in LAUNCHERS if each.mark in environment), Launcher("--fleet-head", "", ""))
     own_index = index if index is not None else _number(environment.get(launcher.index))
     count = _number(environment.get(launcher.count))
@@ -240,9 +238,7 @@ class OwnAgents:
 
 
 # ---------------------------------------------------------------- whether all nodes have what carries a run
-#
-# Else they do not understand each other, or measure something else under the same name. What is measured (torch, CUDA,
-# NCCL, driver) is compared by a check.
+# Else they measure something else under the same name. What is measured (torch, CUDA, NCCL, driver) a check compares.
 
 # What has to be the same, and how it is described where it is not.
 PARTS = {
@@ -263,9 +259,8 @@ def suite(folder: Path, sources: Iterable[str]) -> str:
     files = [path for place in found for path in ([*_python_files(place)] or [place])]
     if found and not any(map(Path.is_file, files)):
         return EMPTY
-    above = {parent for place in found for parent in place.parents if parent.is_relative_to(folder)}
-    beside = {place.parent for place in found}
-    return sum_of(folder, [*files, *(path for parent in above | beside for path in parent.glob("conftest.py"))])
+    above = {up for place in found for up in place.parents if up.is_relative_to(folder) or up == place.parent}
+    return sum_of(folder, [*files, *(path for parent in above for path in parent.glob("conftest.py"))])
 
 
 def _python_files(folder: Path) -> Iterator[Path]:

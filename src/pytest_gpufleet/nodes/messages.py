@@ -28,8 +28,7 @@ BEAT, BEAT_SECONDS = codec.packed(Beat()), 1.0
 
 
 class Listening:
-    """`seconds` that this process has listened. While it is frozen (SIGSTOP, a debugger, a host that swaps) it hears
-    nobody, and what was sent lies in its buffers: between two looks no more counts than `longest`, which it waits."""
+    """`seconds` that this process has listened. While it is frozen it hears nobody: no more counts than `longest`."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
@@ -106,8 +105,7 @@ class Connect(Question, frozen=True, tag="connect"):
 
 
 class Serve(Question, frozen=True, tag="serve"):
-    """Have a server of perftest for one client on each of these RDMA ports ("mlx5_0/1"), also several on one: the
-    address and the TCP ports at which they listen, or why one does not."""
+    """Have a server of perftest on each of these RDMA ports, for one client: address and TCP ports, or why not."""
 
     answer = tuple[str, tuple[int | str, ...]]
     test: Perftest
@@ -135,8 +133,7 @@ class CheckHealth(Question, frozen=True, tag="health"):
 
 
 class RunSuite(Question, frozen=True, tag="run suite"):
-    """Start a run of this node alone, as `python -m pytest`. Its reports go where the agent keeps them: --fleet-dir is
-    added. Each check that ends comes with a Pulse, and so does its end."""
+    """Start a run of this node alone; --fleet-dir is added. Checks that end, and then the run, come with a Pulse."""
 
     answer = int  # the number of its process, when that is there
     arguments: tuple[str, ...]
@@ -168,8 +165,7 @@ class Ask(Message, frozen=True, tag="ask"):
 
 
 class DialIn(Message, frozen=True, tag="dial in"):
-    """The first message of an agent, which every version can read: who it is (see AgentSettings) and what is installed
-    there. `package` and `suite`: SHA-256 over the files."""
+    """The first message, which every version can read: who it is, what is installed there (SHA-256 over files)."""
 
     name: str
     index: int | None = None

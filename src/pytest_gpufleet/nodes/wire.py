@@ -174,8 +174,7 @@ def _peers(port: int) -> Iterator[str]:
                 yield _plain(str(ipaddress.ip_address(packed)))
 
 
-# A message of a node (messages.FromAgent, packed), or why nothing comes from it any more, and nothing goes there: its
-# agent has ended, as it goes on where "node 3 is lost" ends (": its agent died by SIGKILL").
+# A message of a node (FromAgent, packed), or how its agent ended, as it goes on where "node 3 is lost" ends.
 Event = tuple[int, bytes | str]
 
 

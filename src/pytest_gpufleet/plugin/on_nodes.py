@@ -66,8 +66,7 @@ def now(run: ClusterRun) -> str:
 
 
 def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, ...]:
-    """Which nodes cannot reach each other; after a hang, if all do, those that hang again. The run goes on without. A
-    hang with a node that is lost by now is that node's."""
+    """Which nodes cannot reach each other; after a hang those that hang again, unless one is lost. The run goes on."""
     from pytest_gpufleet.probes.search import nodes  # which imports torch
 
     found = nodes.who_is_cut_off(run.cluster.alive, run.target.hosts, partial(network.reached, run.cluster))
@@ -79,8 +78,7 @@ def who_is_cut_off(run: ClusterRun, after_a_hang: bool = False) -> tuple[Fault, 
 
 
 def who_cannot_write(run: ClusterRun, ports: Sequence[str]) -> tuple[Fault, ...]:
-    """Which nodes cannot write to each other by RDMA, through each of these ports. The run goes on without: NCCL would
-    hang. A node that cannot whatever others do is named for itself."""
+    """Which nodes cannot write to each other by RDMA through these ports. The run goes on without: NCCL would hang."""
     from pytest_gpufleet.probes.search import nodes
 
     hosts, alone = run.target.hosts, dict[int, str]()

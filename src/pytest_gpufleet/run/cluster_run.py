@@ -66,8 +66,7 @@ def _wanted_hosts(options: Options) -> dict[str, str]:
 
 
 def transport_for(options: Options) -> wire.Transport:
-    """The agents of a rehearsal without a launcher are processes of this machine; where a launcher starts this command
-    on every node, that of this one is. Else Ray starts them."""
+    """Agents are processes of this machine in a rehearsal, its own one under a launcher, else started by Ray."""
     settings, task = settings_for(options), _task(options)
     hosts = tuple(_wanted_hosts(options))
     wanted = len(hosts) or (options.nodes if isinstance(options.nodes, int) else None)
@@ -118,12 +117,11 @@ class ClusterTarget(Target):
         self.gpus_present = len({(host, bus or index) for host, (index, bus) in buses})
         self.nodes, self.where = len(hellos), f" of {len(hellos)} nodes"
         self.rehearsal_ranks = rehearsed * len(hellos)
-        machines = {node: hello.machine for node, hello in hellos.items()}
         self.machines = {  # at once: they know how long ago that was. Kernel logs were judged by their own runs
             node: Machine(
-                self.topologies[node].on_node(node).gpus, of.host, of.taken, present=hellos[node].present, node=node
+                of.topology.on_node(node).gpus, of.machine.host, of.machine.taken, present=of.present, node=node
             )
-            for node, of in machines.items()
+            for node, of in hellos.items()
         }
 
     @property
@@ -207,7 +205,7 @@ class ClusterRun(Run):
         transport, there, wanted = self.cluster.transport, len(self.cluster.names), self.nodes_wanted
         if wanted and wanted != there:
             text = f"{there} {'node is' if there == 1 else 'nodes are'} there, {wanted} were asked for"
-            racks = self.hosts_wanted
+            racks = _wanted_hosts(self.options)
             if missing := [f"{name} ({racks[name]})" if racks.get(name) else name for name in transport.missing]:
                 text += f": {', '.join(missing)} did not come"
             if knocked := ", ".join(transport.strangers):
@@ -215,21 +213,17 @@ class ClusterRun(Run):
             self.accuse(Fault("node_missing" if there < wanted else "node_too_many", (), text))
         self.accuse_lost("")
 
-    @cached_property
-    def hosts_wanted(self) -> dict[str, str]:
-        return _wanted_hosts(self.options)
-
     @property
     def nodes_wanted(self) -> int:
         """0 if all are to be used."""
-        return len(self.hosts_wanted) or (self.options.nodes if isinstance(self.options.nodes, int) else 0)
+        return len(_wanted_hosts(self.options)) or (self.options.nodes if isinstance(self.options.nodes, int) else 0)
 
     def accuse_lost(self, check: str) -> list[Fault]:
         """Put on record the loss of each node of which that was not known yet."""
         faults, lost = [], self.cluster.lost
         for node in lost.keys() - self.written.record.lost.keys():
-            self.record(NodeLost(node=node, why=str(lost[node])))
-            faults.append(Fault("node_lost", (Place(node, "node"),), str(lost[node]), "", check, bool(check)))
+            self.record(NodeLost(node=node, why=lost[node]))
+            faults.append(Fault("node_lost", (Place(node, "node"),), lost[node], "", check, bool(check)))
             self.accuse(faults[-1])
         return faults
 

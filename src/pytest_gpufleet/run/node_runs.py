@@ -16,7 +16,7 @@ from typing import get_args
 from pytest_gpufleet.model.endings import Refused
 from pytest_gpufleet.model.events import NodeFinished, NodeFound, Outcome, VerdictWord
 from pytest_gpufleet.model.place import grouped
-from pytest_gpufleet.nodes.cluster import Cluster, Lost
+from pytest_gpufleet.nodes.cluster import Cluster
 from pytest_gpufleet.nodes.messages import CheckEnded, Pulse, ReadFile, RunSuite, SuiteEnded
 from pytest_gpufleet.redaction import ALIAS_KEY
 from pytest_gpufleet.run.folder import EVIDENCE, JUNIT, NODES, REPORT, SUMMARY, TEXT, RunFolder
@@ -49,10 +49,6 @@ class NodeRun:
     hung: str = ""  # why nobody waits for it any more
     heard: float = 0.0  # when the last of its checks ended, in seconds of listening
     steps: list[float] = field(default_factory=list)  # what each took, NaN of one that did not run; then its end
-
-    def step(self, now: float, ran: bool = True) -> None:
-        self.steps.append(now - self.heard if ran else math.nan)
-        self.heard = now
 
     @property
     def at_work(self) -> bool:
@@ -140,19 +136,21 @@ class NodeRuns:
     def listen(self, timeout: float) -> list[NodeRun]:
         """Take in what has come, as soon as anything has, and have files brought here. The runs that are newly over."""
         over = []
-        for node, news in self._cluster.suite_news(timeout):
+        for node, news in self._cluster.take(self._cluster.suite_news, timeout):
             if (run := self.all.get(node)) is None:
                 continue
             if run.at_work and not isinstance(news, CheckEnded):
                 over.append(run)
-            run.step(self._cluster.listening.seconds, not isinstance(news, CheckEnded) or news.outcome in RAN)
+            now, ran = self._cluster.listening.seconds, not isinstance(news, CheckEnded) or news.outcome in RAN
+            run.steps.append(now - run.heard if ran else math.nan)
+            run.heard = now
             match news:
                 case CheckEnded(outcome=outcome):
                     run.outcomes[outcome] += 1
                 case SuiteEnded():
                     run.ended = news
                     self._coming[node] = self._threads.submit(self._bring, run)
-                case Lost():
+                case str():
                     run.lost = news
         return over
 
@@ -188,8 +186,7 @@ class NodeRuns:
         return found
 
     def settle(self, interruption: Interruption, again: bool = False) -> None:
-        """Wait until the files of all that have ended are here, or cannot be had; not long if the run is told to end.
-        `again`: try once more to get what could not be had, last that of nodes that were lost."""
+        """Wait until files of all that ended are here, or cannot be had. `again`: try once more, lost nodes last."""
         owed = [run for run in self.all.values() if again and run.ended and not run.digest]
         for run in sorted(owed, key=lambda run: run.lost is not None):
             if self._coming[run.node].done():

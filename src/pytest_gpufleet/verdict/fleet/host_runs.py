@@ -181,9 +181,9 @@ def _lean(metric: str, values: Any, under: Any, definition: Metric, states: Any)
 
 
 def _without_samples(found: Finding) -> Finding:
-    of = found.measurement
-    lean = _lean(of.metric, of.values, of.conditions, of.definition, of.gpu_states)
-    return found if of.samples is NOTHING else replace(found, measurement=lean)
+    if (of := found.measurement).samples is NOTHING:
+        return found
+    return replace(found, measurement=_lean(of.metric, of.values, of.conditions, of.definition, of.gpu_states))
 
 
 def read_own(path: Path, common: Common, host: str = "") -> Record:
@@ -288,8 +288,7 @@ def between(record: Record) -> Record:
 
 
 def of_one_host(record: Record) -> list[tuple[int, ...]]:
-    """Nodes that are one host, by their numbers: one kernel runs them, in containers or beside each other. Nobody knows
-    of nodes that do not say which kernel that is, and those of a rehearsal on one machine are meant to be there."""
+    """Nodes that one kernel runs, by their numbers; none of a rehearsal, which are meant to be on one machine."""
     machines = {} if record.run.rehearsal else record.machines
     by_kernel = grouped((kernel, number) for number, machine in machines.items() if (kernel := machine.get("boot_id")))
     return [tuple(numbers) for numbers in by_kernel.values() if len(numbers) > 1]
@@ -305,8 +304,7 @@ def one_host(record: Record) -> list[str]:
 
 
 def expected_as(host: str, expected: Collection[str]) -> str | None:
-    """By which of the expected names a host is known: its own; else the one that is the same up to the first dot, where
-    only one of both has a domain. None if it is none of them."""
+    """The expected name of a host: its own; else one like it up to the first dot, if one of both has a domain."""
     if host in expected:
         return host
     short = host.partition(".")[0]
