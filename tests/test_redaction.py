@@ -219,7 +219,6 @@ def test_nothing_of_others_steers_a_terminal_or_is_in_a_file(fleet, colour):
     assert ("\x1b[31m" in run.text) == (colour == "yes")
 
 
-# ---------------------------------------------------------------- aliases
 UUID = "9f0e8a1c-1111-4222-8333-444455556666"
 MACHINE = {
     "host": "dgx-a017.site.example", "serial": "1653220812345", "uuid": f"GPU-{UUID}",

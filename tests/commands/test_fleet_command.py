@@ -88,7 +88,6 @@ def test_the_page_is_written_once_and_the_terminal_names_verdict_and_hosts(fleet
     assert "  node4: no run that counts" in lines
 
 
-# ---------------------------------------------------------------- the file of hosts
 @pytest.mark.parametrize(("text", "racks"), [
     ("a\nb\n", {"a": "", "b": ""}),
     ("# all\n\n a # the first\nb\na\n", {"a": "", "b": ""}),

@@ -69,7 +69,6 @@ def test_what_cannot_be_had_and_what_is_wrong(changes, expected):
     assert drawn(80, **changes)[3].split()[-len(expected) :] == expected
 
 
-# ---------------------------------------------------------------- the running check
 def write(path, *events):
     path.parent.mkdir(exist_ok=True)
     with path.open("a") as file:
@@ -115,7 +114,6 @@ def test_only_whole_lines_of_the_newest_run_that_goes_on_count(tmp_path):
     assert running_check(tmp_path) == ""
 
 
-# ---------------------------------------------------------------- the command
 def environment(**changes):
     taken_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if name not in taken_out}
@@ -166,7 +164,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(monitor, arguments, status, w
     assert (done.returncode, done.stdout, done.stderr.endswith(words)) == (status, "", True), done.stderr
 
 
-# ---------------------------------------------------------------- on a terminal
 class Terminal:
     """A pseudo-terminal of 80 columns with a process on it, and all that was written to it."""
 

@@ -67,7 +67,6 @@ def test_each_folder_gets_its_own_report(ran, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-# ---------------------------------------------------------------- compare
 def test_a_machine_that_computes_other_bits_is_named(ran, tmp_path):
     *events, verdict = (ACCEPTED / "evidence.jsonl").read_text().splitlines()
     for name, output in (("a", "1"), ("b", "2"), ("c", "1")):
@@ -97,7 +96,6 @@ def test_no_word_of_evidence_is_a_formula_and_no_figure_is_nan(ran, tmp_path, ho
     assert not {"nan", "inf"} & {cell for row in tables["figures"] for cell in row}
 
 
-# ---------------- the folder of a run on many nodes, and of one that somebody changed
 @pytest.fixture
 def limits(tmp_path):
     return clusters.limits(tmp_path / "contract.toml")
@@ -115,7 +113,6 @@ def changed(evidence, change):
     seal(evidence.parent)
 
 
-# ---------------------------------------------------------------- verify
 def test_evidence_of_a_node_that_was_changed_is_not_the_one_that_the_run_vouches_for(folder, limits, gpufleet):
     own = folder / "nodes" / "1-gf2"
     changed(own / "evidence.jsonl", lambda events: events[0].update(command="pytest acceptance/ --gpus 3"))
@@ -142,7 +139,6 @@ def test_a_node_whose_folder_is_gone_or_in_the_place_of_another_is_named(folder,
     assert (status, "nodes/0-gf1" in text) == (1, True)
 
 
-# ---------------------------------------------------------------- summary.json
 def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
     folder = cluster(tmp_path / "run", limits, Ends(died=(0,), lost={2: "silent for 10 s"}))
     document = json.loads((folder / "summary.json").read_text())
@@ -158,7 +154,6 @@ def test_the_summary_says_what_each_node_came_to(tmp_path, limits):
     assert not {"nodes_wanted", "transport", "secured", "interfaces"} & of_one_machine["run"].keys()
 
 
-# ---------------------------------------------------------------- report and fleet
 def test_its_nodes_are_hosts_of_a_fleet_called_as_the_run_over_all_calls_them(folder, gpufleet):
     """Nodes that are processes of one machine have its name in their own evidence."""
     status, text = gpufleet("fleet", folder, "--json")
@@ -187,7 +182,6 @@ def test_a_fleet_of_it_has_its_verdict_and_its_reasons(how, verdict, tmp_path, l
     assert record.verdict == verdict
 
 
-# ---------------------------------------------------------------- judge
 def test_other_limits_hold_on_each_node_and_between_them(tmp_path, limits, ran):
     slow = {node: {f"solo_train_throughput gpu{index}": 5000.0 for index in range(4)} for node in range(3)}
     folder = cluster(tmp_path / "run", limits, other=slow, values={"world": 280.0})

@@ -57,7 +57,6 @@ def contract(path, **limits):
     return runs.written(path, runs.contract(**limits))
 
 
-# ---------------------------------------------------------------- verify and summary.json
 def test_nothing_is_added_after_the_verdict(tmp_path):
     evidence = Evidence(tmp_path / "evidence.jsonl")
     evidence.add(Verdict(verdict="INCOMPLETE", reasons=[]))
@@ -107,7 +106,6 @@ def test_the_schema_of_the_summary_is_printed_and_in_the_repository_and_takes_no
             jsonschema.validate({**document, **wrong}, SCHEMA)
 
 
-# ---------------------------------------------------------------- report
 def test_a_run_that_died_has_a_report_after_all(tmp_path, gpufleet):
     folder = runs.record(tmp_path / "run", ends=False)
     evidence = folder / "evidence.jsonl"
@@ -141,7 +139,6 @@ def test_both_ways_to_the_report_show_the_same(folder, gpufleet):
     assert (folder / "report.html").read_text() != written
 
 
-# ---------------------------------------------------------------- judge
 SLOW = {"values": {"solo_train_throughput gpu2": 5000.0}}
 OTHER_LIMITS = [  # the limits of the run, how it went, and the limits that it is held against
     ({}, {}, {}, 0),
@@ -179,7 +176,6 @@ def test_a_rehearsal_stays_one(folder, tmp_path, gpufleet):
     assert (status, "run is a rehearsal: its measurements are those of CPU ranks" in text) == (1, True)
 
 
-# ---------------------------------------------------------------- compare
 def test_an_outlier_is_named_by_node_and_gpu(tmp_path, gpufleet):
     slow = {"solo_train_throughput gpu2": 5200.0}
     folders = [
@@ -256,7 +252,6 @@ def test_a_machine_over_time(tmp_path, gpufleet):
     assert (status, "There is nothing to compare: no earlier run has a measurement of a GPU of b" in text) == (1, True)
 
 
-# ---------------------------------------------------------------- what they write, and where
 LEFT = ("evidence.jsonl", "summary.json", "report.html", "junit.xml", "report.txt", "link.html")
 WRITING = ("judge {} -o", "report {} -o", "compare {} {} -o", "calibrate {} {} -o")
 
@@ -309,7 +304,6 @@ def test_a_reader_that_leaves_early_changes_nothing(tmp_path, ends, status):
     assert page.exists()
 
 
-# ---------------------------------------------------------------- what they load: they start at once, without torch
 HEAVY = ("pytest", "_pytest", "torch", "cloudpickle", "pytest_gpufleet.world", "pytest_gpufleet.probes")
 RUN = f"""
 import json, sys
@@ -364,7 +358,6 @@ def test_a_ctrl_c_while_a_command_is_still_loading_ends_it_without_a_traceback(t
     assert (ended.returncode, ended.stderr) == (130, "")
 
 
-# ---------------------------------------------------------------- all of them
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda folder: folder.name)
 def test_a_recorded_run_meets_the_limits_that_are_made_of_it(recorded, tmp_path, gpufleet):
     record, twin = read(recorded / "evidence.jsonl"), shutil.copytree(recorded, tmp_path / "twin")

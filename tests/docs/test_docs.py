@@ -30,7 +30,6 @@ def make_checks():
     return runpy.run_path(str(DOCS / "make_checks.py"))
 
 
-# ---------------------------------------------------------------- docs/checks.md
 def test_manifest_of_the_suite_is_up_to_date_and_no_two_checks_have_one_name(make_checks):
     written = suite.SHIPPED.read_text(encoding="utf-8")
     assert written == make_checks["manifest_text"](), f"run `{make_checks['COMMAND']}`"
@@ -49,7 +48,6 @@ def test_every_check_that_judges_says_what_it_leaves(make_checks):
         assert {*make_checks["judged"](items).required} <= {*leaving[name.partition("::")[2]]}, name
 
 
-# ---------------------------------------------------------------- README and the other pages
 def test_readme_leads_to_every_page_and_pages_have_every_option_and_every_command():
     text = PAGES[0].read_text(encoding="utf-8")
     assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
@@ -89,7 +87,6 @@ def _anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# ---------------------------------------------------------------- docs/troubleshooting.md
 BUSBW = {"collective": "all_reduce", "bytes": 64 * MiB, "dtype": "float32", "ranks": 8}
 RESNET = {"model": "resnet50", "ranks": 8}
 AMP = ("train_throughput", {**RESNET, "recipe": "amp"})
@@ -147,7 +144,6 @@ def _unknown_words(line, known):
     return [word[0] for word in re.finditer(r"\b[a-z]{4,}\b", line) if not covered.issuperset(range(*word.span()))]
 
 
-# ---------------------------------------------------------------- published runs, and the commands of docs/commands.md
 RESULTS = sorted(path.parent for path in (DOCS / "results").glob("*/evidence.jsonl"))
 # By the names.
 KINDS = {**dict.fromkeys(("h100", "h200", "nodes"), "ACCEPTED"), "rejected": "REJECTED", "incomplete": "INCOMPLETE"}
@@ -200,7 +196,6 @@ def test_every_command_of_the_page_runs_on_them(tmp_path, monkeypatch, capfd):
     assert wrong == {}
 
 
-# ---------------------------------------------------------------- the table of XIDs
 MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 MADE = runpy.run_path(str(ROOT / "docs" / "make_xid_table.py"))
 XIDS, RULES = (MADE["HEADS"][name] for name in ("Xids", "Xid 144-150 Decode"))

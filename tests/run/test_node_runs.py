@@ -141,7 +141,6 @@ def test_evidence_that_is_none_is_not_here(cluster, runs):
     assert runs.all[0].finished(None).sha256 == ""
 
 
-# ---------------------------------------------------------------- one that does not get on
 NOT_RUN = float("nan")
 
 
