@@ -119,7 +119,7 @@ def test_what_all_ranks_missed_together_marks_the_machine_which_is_all_that_a_re
     assert cells["Collectives"]["machine"] == cells["Inventory"]["machine"] == "failed"
     assert cells["Collectives"]["gpu3"] == "unclear"
     assert cells["Inventory"]["gpu3"] == ""  # the host's fault says nothing of a GPU
-    assert "None of them points to a single GPU" in why(record)
+    assert "No single GPU is named" in why(record)
     assert {place for group in stand(rehearsal).values() for place in group} == {"machine"}
 
 

@@ -91,7 +91,7 @@ ALL_RAN = "Every check that level {level} requires ran on {gpus} GPUs, and none 
 ALL_RAN_ON_ONE = ALL_RAN.replace("{gpus} GPUs", "1 GPU")
 OF_NODES = "Every check that level {level} requires ran on {nodes} nodes and between them, and met its limits."
 OF_RETURN = "Every check that the return from repair requires at level {level} ran, and none failed."
-NO_SINGLE_GPU = "None of them points to a single GPU: look at what all GPUs share (switches, host, software, settings)."
+NO_SINGLE_GPU = "No single GPU is named: look at what all GPUs share (switches, host, software, settings)."
 
 
 def why(record: Record) -> str:
@@ -111,12 +111,13 @@ def _why(record: Record, no_gpu: bool) -> str:
     if word == "REHEARSAL":
         because = record.run.rehearsal_because.rstrip(".")
         why_none = say("Why it is a rehearsal: {because}.", because=say(because)) if because else ""
-        outcomes = Counter(check.outcome for check in record.checks.values() if check.asked)
-        passed, failed, absent = (outcomes[name] for name in ("passed", "failed", "not applicable"))
+        outcomes = Counter[str](check.outcome for check in record.checks.values() if check.asked)
+        passed, failed = outcomes["passed"], outcomes["failed"]
+        others = {"skipped": "{count} skipped", "not applicable": "{count} not applicable"}
         parts = [
             say("{count} checks passed" if passed != 1 else "1 check passed", count=passed),
             say("{count} failed", count=failed) if failed else say("none failed"),
-            *([say("{count} not applicable", count=absent)] if absent else []),
+            *(say(text, count=outcomes[name]) for name, text in others.items() if outcomes[name]),
         ]
         return wording.sentences(f"{say(', ').join(parts)}{say('.')}", meaning, why_none)
     texts = counted(gaps(record))
