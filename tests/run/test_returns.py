@@ -165,6 +165,15 @@ def test_what_is_required_is_what_failed_level_quick_and_what_the_parts_touch(tm
     assert {"test_5_links.py::test_pair_bandwidth", "test_4_each_gpu.py::test_soak"} <= found["gpu3",]
     assert found["gpu3",].isdisjoint({"test_2_disks.py::test_drives_are_healthy", "test_9_endurance.py::test_burn_in"})
     assert found["firmware",] | quick == set(suite.required("standard"))
+    cut_short = runs.record(
+        tmp_path / "cut short", limits=before.parent / "limits.toml", without="test_6_collectives.py", ends=False
+    )
+    never_ran = {name for name in suite.required("standard") if name.startswith("test_6_collectives.py")}
+    assert set(required(RunFolder(cut_short).record(), (), suite)) - quick == never_ran
+    soak = "test_4_each_gpu.py::test_soak"
+    older = replace(was, manifest=replace(was.suite, checks={**was.suite.checks}))
+    del older.manifest.checks[soak]
+    assert set(required(older, (), suite)) - quick == failed | {soak}
     turns = {name: turn(name, was, suite) for name in suite.checks}
     assert turns["test_5_links.py::test_pair_bandwidth"] == 0  # limits of collectives may follow from it
     assert (turns["test_1_inventory.py::test_gpu_count"], turns["test_4_each_gpu.py::test_soak"]) == (1, 2)

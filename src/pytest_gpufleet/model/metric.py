@@ -33,7 +33,6 @@ class Size(Generic[T]):
 
 
 STEADY = 0.05
-
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
 

@@ -28,7 +28,6 @@ EVERY_GPU = "every-gpu.toml"
 _BYTE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MOST = sys.float_info.max
 
-
 # What may stand in the file.
 Texts = Annotated[list[Text], Meta(description="a list of texts that are not empty")]
 _EXACT = "a list of the names that NVML gives such GPUs, exactly, or left out if it extends one"

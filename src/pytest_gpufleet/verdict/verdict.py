@@ -97,7 +97,7 @@ def remarks(record: Record) -> list[str]:
         of = {"run": record.returns.run, "when": _when(record.before.run.utc), "count": len(record.before.to_run_again)}
         text = (
             "back in service after {run} of {when} (checks that failed there: {count}; replaced: {parts}): required "
-            "were these checks, level quick, and what the replaced parts touch"
+            "were these checks, what it left open, level quick, and what the replaced parts touch"
         )
         lines.append(say(text, parts=", ".join(record.returns.replaced) or say("nothing"), **of))
     if record.run.used:

@@ -14,6 +14,7 @@ from pytest_gpufleet.model.record import Record
 from pytest_gpufleet.model.suite import Suite
 from pytest_gpufleet.verdict.across_runs.run_comparison import drift
 from pytest_gpufleet.verdict.fleet.equality import other_bits
+from pytest_gpufleet.verdict.gaps import gaps
 
 LOAD = (
     "Exactness", "Links", "Transport", "Collectives", "Under load", "Training", "ResNet-50", "Transformer", "Inference",
@@ -177,10 +178,11 @@ def measured_otherwise(record: Record) -> tuple[list[Fault], int]:
 
 
 def required(before: Record, replaced: Iterable[str], suite: Suite) -> tuple[str, ...]:
-    """Checks of the level of the run before: what failed there, level quick, and chapters that replaced parts touch."""
+    """Of the level of the run before: what failed there, was open or did not exist, level quick, what parts touch."""
     kinds = {name.rstrip("0123456789") for name in replaced}
     touched = {chapter for kind in kinds for chapter in (suite.chapters if kind == FIRMWARE else KINDS[kind].touches)}
-    again = set(map(levels.check_name, before.to_run_again))
+    again = {*map(levels.check_name, before.to_run_again), *(gap.check for gap in gaps(before) if gap.counts)}
+    again |= suite.checks.keys() - before.suite.checks.keys()
     of_level = ((name, suite.checks[name]) for name in suite.required(before.run.level))
     return tuple(n for n, check in of_level if n in again or check.level == "quick" or check.chapter in touched)
 
