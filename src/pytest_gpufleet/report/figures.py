@@ -477,11 +477,10 @@ def texts(finding: Finding, hosts: wording.Hosts = wording.ALONE) -> tuple[str, 
     if nearest is None:
         return "", "", "", ""
     place = wording.place(nearest[0], hosts)
-    share = wording.margin(finding)
+    share, value = wording.margin(finding), wording.quantity(nearest[1], finding.measurement.unit)
     margin = f"{'+' if share >= 0 else ''}{wording.percent(share, 2)}" if math.isfinite(share) else ""
     if limit is None or wording.off_peers(finding):
-        held = say("peers") if share < 0 else ""
-        return wording.quantity(nearest[1], finding.measurement.unit), held, margin, place
+        return value, say("peers") if share < 0 else "", margin, place
     value, line = wording.value_and_limit(nearest[1], limit)
     return value, line.removesuffix(value.rpartition(" ")[2]).strip(), margin, place
 
