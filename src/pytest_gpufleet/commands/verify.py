@@ -36,7 +36,8 @@ def examined(folder: RunFolder, signers: Signers | None = None, nodes: bool = Tr
     """The run in a folder, and what is to be said of it. Refused if files or signatures are not as they have to be, or
     if somebody may sign and nobody did."""
     found = integrity.check(folder, nodes)
-    remarks = [f"{name} is missing, as after a run that was killed" for name in found.missing]
+    missing = ", ".join(found.missing)
+    remarks = [f"missing, as after a run that was killed: {missing}"] if missing else []
     names, document = signed_by(folder), folder.content(SUMMARY) or b""
     if signers and not names:
         raise Refused(f"{folder}: nobody signed it")

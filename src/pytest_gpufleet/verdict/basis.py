@@ -22,7 +22,7 @@ TOO_LOW = "judged by a {grade} limit, and --fleet-basis asks for a {wanted} one"
 # Machines that the suite has run on at level standard or above, by model and number of GPUs: docs/results/README.md.
 RAN = {
     ("NVIDIA H200", 1): 7,
-    ("NVIDIA H200", 2): 5,
+    ("NVIDIA H200", 2): 6,
     ("NVIDIA H200", 4): 3,
     ("NVIDIA H100 80GB HBM3", 1): 7,
     ("NVIDIA H100 80GB HBM3", 2): 2,
