@@ -597,7 +597,7 @@ ELSEWHERE = {
     "network ports that flap during a run":
         "tests/acceptance/test_faulty_machines.py::test_network_ports_of_the_whole_run",
     "an RDMA port that is down, cut off, without memory or with a wrong GID, and one at half its rate":
-        "tests/nodes/test_rdma_rails.py::test_what_is_wrong_at_one_end_names_this_node_also_of_two",
+        "tests/nodes/test_rdma_rails.py::test_who_cannot_write_is_named_with_the_port_and_what_to_do",
     "a power supply that is dead": "tests/machine/test_bmc.py::test_power_supplies_fans_and_temperatures",
     "nvidia_peermem missing, ACS, IOMMU, slots": "tests/acceptance/test_pcie.py::test_one_thing_is_wrong",
     "a figure that misses once and not again":
