@@ -147,7 +147,7 @@ def test_a_node_that_cannot_be_heard_or_hear_is_lost_and_ends_by_itself(launcher
     ended = run.end()
     assert_lost(ended, {"gf2": "together"})
     assert run.who == ["gf0", "gf0", "gf1", "gf1"]
-    assert ended.record.lost[2].seconds - began > OUT_SECONDS
+    assert ended.record.lost[2].t.seconds - began > OUT_SECONDS
     nothing_runs(launcher, ALONE_SECONDS)  # nobody could tell gf2 to end
     assert len(run.tasks) == 1 or "nothing was heard" in run.says(third)
 
