@@ -346,7 +346,10 @@ FACTS.update(NAMES)
 # nvml.h, nvmlBrandType_t: QUADRO, GEFORCE, TITAN, NVIDIA_RTX, QUADRO_RTX, GEFORCE_RTX, TITAN_RTX.
 DESKTOP = (1, 5, 6, 12, 13, 15, 16)
 # Those of the shipped profiles: a GPU of which next to nothing can be read still has its name.
-PROFESSIONAL = re.compile(r"(Tesla (T4|V100)|NVIDIA (A[14]0|[AH][18]00|G?B[23]00|GH200|H200?|L4|L40S?|RTX A6000))\b")
+PROFESSIONAL = re.compile(
+    r"(Tesla (T4|V100)|"
+    r"NVIDIA (A10|A40|A100|A800|H20|H100|H200|H800|GH200|B200|B300|GB200|GB300|L4|L40|L40S|RTX A6000))\b"
+)
 # Telemetry without which no slowdown and no heat would be seen.
 TELEMETRY = ("clock_event_reasons", "temperature_c", "power_watts")
 

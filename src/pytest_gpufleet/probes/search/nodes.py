@@ -354,7 +354,7 @@ TEXTS = 2  # of all that one node cannot reach
 
 
 class CutOff(NamedTuple):
-    """Who cannot work with whom, and without which nodes, and why, all others can: of two one, whoever is to blame."""
+    """Who cannot work with whom, and without which nodes, and why, all others can: of such a pair, one node."""
 
     faults: tuple[Fault, ...] = ()
     left_out: Mapping[int, str] = {}
